@@ -42,6 +42,7 @@ from .text.answers import (
 from .text.completion import ChatDicts, CompletionDicts, Piece, stop_bytes
 from .text.grammar import LlamaGrammar, response_grammar
 from .text.logprobs import Choice, Placed, choice
+from .text.thinking import THINKING, Thinking
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -270,10 +271,23 @@ class Llama(LlamaPrompts):
         logit_bias: Mapping[int | str, float] | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        reasoning_effort: str | None = None,
+        reasoning_budget: int | None = None,
+        reasoning_format: str | None = None,
+        continue_final_message: bool | None = None,
         **sampling: "Unpack[Samplers]",
     ) -> ChatCompletion | Iterator[ChatChunk]:
         """Answers messages, each {"role": "system"/"user"/"assistant"/"tool", "content": text}.
         Returns a dict in OpenAI's shape or, with stream, an iterator of chunks.
+
+        A last message of the assistant's is the beginning of the answer, which is not repeated;
+        continue_final_message: False: it is not. Thoughts of a model whose template knows them are
+        the message's "reasoning_content", and are taken back from earlier messages under this key;
+        reasoning_format "none" leaves them in the content. reasoning_effort: "none" (no thoughts)
+        up to "max". reasoning_budget: tokens of thoughts at most, after which they are closed; 0:
+        none, -1: any number. chat_template_kwargs: further names for the template, such as
+        enable_thinking.
 
         chat_handler answers, if there is one. Else chat_format makes the prompt, or the file's own
         template (in jinja2's sandbox), or the format llama-2. response_format: {"type": "text"} or
@@ -290,6 +304,9 @@ class Llama(LlamaPrompts):
         if self.chat_handler is None:
             return self._answer(given)
         del given["sampling"]
+        for name in THINKING:  # handlers of other programs do not know them
+            if given[name] is None:
+                del given[name]
         return self.chat_handler(llama=self, **given, **sampling)
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
@@ -347,11 +364,16 @@ class Llama(LlamaPrompts):
         grammar, tools = given["grammar"], (given["tools"], given["tool_choice"])
         if grammar is None:
             grammar = response_grammar(given["response_format"])
-        turn = self._turn(given["messages"], *tools, grammar, chat_format=chat_format)
+        thinking = Thinking().asked(**{name: given[name] for name in THINKING})
+        turn = self._turn(
+            given["messages"], *tools, grammar, chat_format=chat_format, thinking=thinking
+        )
         ids = self._prompt_ids(turn.text)
         params = Sampling.of(given)
         limit = self._limit(ids, given["max_tokens"])
-        processors = self._processors(given["logits_processor"], given["logit_bias"], turn.grammar)
+        processors = self._processors(
+            given["logits_processor"], given["logit_bias"], turn.grammar, turn.limit
+        )
         stops = stop_bytes(given["stop"]) + stop_bytes(turn.stop)
         n_top = _count("top_logprobs", given["top_logprobs"] or 0) if given["logprobs"] else None
         parts = self._pieces(

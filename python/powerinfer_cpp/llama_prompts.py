@@ -1,7 +1,7 @@
 """What goes into a `Llama` as text, and what comes out: prompts, chats, bytes of tokens."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .core.log import say
@@ -10,8 +10,9 @@ from .llama_embeddings import LlamaEmbeddings
 from .text import chat
 from .text.grammar import LlamaGrammar
 from .text.infill import infill_ids
+from .text.thinking import Thinking
 from .text.tool_chat import Turn, control_tokens, prepare
-from .text.tools import Style, ToolRequest
+from .text.tools import ToolRequest
 
 Text = str | bytes | Sequence[int]
 
@@ -52,11 +53,12 @@ class LlamaPrompts(LlamaEmbeddings):
         grammar: LlamaGrammar | None,
         parallel_tool_calls: bool | None = None,
         chat_format: chat.ChatFormat | None = None,
+        thinking: Thinking | None = None,
     ) -> Turn:
         """The prompt of a chat, and how its answer is constrained and read."""
         request = ToolRequest.of(tools, tool_choice, parallel_tool_calls)
         used = chat_format or self._format(request)
-        return prepare(used, messages, request, self._control_tokens, grammar)
+        return prepare(used, messages, request, self._control_tokens, grammar, thinking)
 
     def _format(self, request: ToolRequest | None) -> chat.ChatFormat:
         """The chat's format; some files have a template of their own for requests with tools."""
@@ -90,9 +92,9 @@ class LlamaPrompts(LlamaEmbeddings):
             )
         return chat.TemplateFormat(source, bos, eos)
 
-    def _control_tokens(self, style: Style) -> dict[str, int]:
+    def _control_tokens(self, texts: Iterable[str]) -> dict[str, int]:
         with self._in_use:
-            return control_tokens(self._model, style)
+            return control_tokens(self._model, texts)
 
     def _name_bytes(self, token: int, first: bool) -> bytes:
         """Bytes of a token for logprobs; first: without the added space before a text."""

@@ -30,6 +30,7 @@ from .run.requests import Request
 from .text.completion import Piece
 from .text.grammar import GrammarProcessor, LlamaGrammar
 from .text.masks import Vocabulary
+from .text.thought_limit import ThoughtLimit, ThoughtProcessor
 
 
 class LlamaTokens(LlamaCore):
@@ -188,17 +189,35 @@ class LlamaTokens(LlamaCore):
         return self._generated(ids, params, seed, reset, processors, criteria)
 
     def _processors(
-        self, given: Any, bias: Mapping[int | str, float] | None, grammar: LlamaGrammar | None
+        self,
+        given: Any,
+        bias: Mapping[int | str, float] | None,
+        grammar: LlamaGrammar | None,
+        limit: ThoughtLimit | None = None,
     ) -> LogitsProcessorList | None:
-        """The function that changes logits: the caller's functions, then biases, then grammar."""
+        """The function that changes logits: the caller's functions, then biases, then grammar,
+        which waits for the end of thoughts that have a limit."""
         found = LogitsProcessorList()
         if (given := combined(given, LogitsProcessorList)) is not None:
             found.append(given)
         if bias:
             found.append(LogitBias(bias, self.n_vocab()))
-        if grammar is not None:
-            found.append(self._grammar_processor(grammar))
+        held = None if grammar is None else self._grammar_processor(grammar)
+        if limit is not None:
+            held = ThoughtProcessor(limit, held, self._any_text, self._encoded)
+        if held is not None:
+            found.append(held)
         return found or None
+
+    def _any_text(self, token: int) -> bytes:
+        """Bytes of a token, also of a control token."""
+        with self._in_use:
+            return self._model.text(token, True)
+
+    def _encoded(self, text: str) -> list[int]:
+        """The ids of a text that follows another, in which texts of control tokens are these."""
+        with self._in_use:
+            return self._model.tokenize_behind(text.encode("utf-8"), special=True)
 
     def _grammar_processor(self, grammar: LlamaGrammar) -> GrammarProcessor:
         if not isinstance(grammar, LlamaGrammar):

@@ -80,7 +80,7 @@ BAD_MESSAGES: dict[str, tuple[dict[str, Any], str]] = {
     "schema": ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
     "stops": ({"stop_sequences": ["x"] * 1000}, "stop_sequences"),
     "template": ({"chat_template": "x"}, "chat_template"),
-    "template options": ({"chat_template_kwargs": {}}, "chat_template_kwargs"),
+    "template options": ({"chat_template_kwargs": []}, "chat_template_kwargs"),
     "too long": ({"messages": user("word " * 2000)}, "context"),
     "temperature": ({"temperature": "hot"}, "temperature"),
 }

@@ -39,7 +39,8 @@ PROMISED = {
         "stop=None, seed=None, response_format=None, max_tokens=None, presence_penalty=0.0, "
         "frequency_penalty=0.0, repeat_penalty=1.0, tfs_z=1.0, mirostat_mode=0, mirostat_tau=5.0, "
         "mirostat_eta=0.1, model=None, logits_processor=None, grammar=None, logit_bias=None, "
-        "logprobs=None, top_logprobs=None"
+        "logprobs=None, top_logprobs=None, chat_template_kwargs=None, reasoning_effort=None, "
+        "reasoning_budget=None, reasoning_format=None, continue_final_message=None"
     ),
 }
 

@@ -355,11 +355,9 @@ def test_a_chat_without_template_and_unknown_fields(client: OpenAI) -> None:
         model="m", messages=MESSAGES, max_tokens=2, user="u", store=False, metadata={"a": "b"}
     )
     assert found.choices[0].message.content is not None
-    for field in ("chat_template", "chat_template_kwargs"):
+    for field, given in (("chat_template", {"x": "{{ 1 }}"}), ("chat_template_kwargs", "x")):
         with pytest.raises(BadRequestError, match=field):
-            client.chat.completions.create(
-                model="m", messages=MESSAGES, extra_body={field: {"x": "{{ 1 }}"}}
-            )
+            client.chat.completions.create(model="m", messages=MESSAGES, extra_body={field: given})
 
 
 # ---- Access ----

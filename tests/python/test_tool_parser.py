@@ -280,8 +280,10 @@ def test_long_texts_take_linear_time(style: str, text: str) -> None:
 def test_which_style_a_template_has() -> None:
     for name in ("'{\"name\": '", '"{\\"name\\": "'):
         assert style_of(f"{{{{ tools }}}}<tool_call>{{{{ {name} }}}}") is STYLES["hermes"]
-        assert style_of(f"{{{{ tools }}}}<tool_call><function=x>{{{{ {name} }}}}") is None
-    assert style_of("{% if tools %}<tool_call><arg_key>{% endif %}") is None
+        coder = style_of(f"{{{{ tools }}}}<tool_call><function=x>{{{{ {name} }}}}")
+        assert coder is STYLES["qwen-coder"]
+    assert style_of("{% if tools %}<tool_call><arg_key>{% endif %}") is STYLES["glm"]
+    assert style_of("{% if tools %}<tool_call><other>{% endif %}") is None
     assert style_of("{% if tools %}[TOOL_CALLS]{% endif %}") is STYLES["mistral"]
     assert style_of("{% if tools %}[TOOL_CALLS]x[ARGS]{% endif %}") is STYLES["mistral-args"]
     assert style_of("{% if tools %}<|python_tag|>{% endif %}") is STYLES["llama-3"]

@@ -203,7 +203,10 @@ def test_dicts_are_those_of_the_types(llm: Llama) -> None:
     whole = llm.create_chat_completion(messages, max_tokens=3, logprobs=True)
     assert set(whole) == keys(answers.ChatCompletion)
     assert set(whole["choices"][0]) == keys(answers.ChatChoice)
-    assert set(whole["choices"][0]["message"]) == keys(answers.ChatMessage) - {"tool_calls"}
+    assert set(whole["choices"][0]["message"]) == keys(answers.ChatMessage) - {
+        "tool_calls",
+        "reasoning_content",
+    }
     logprobs = whole["choices"][0]["logprobs"]
     assert set(logprobs) == keys(answers.ChatLogprobs)
     assert set(logprobs["content"][0]) == keys(answers.ChosenLogprob)

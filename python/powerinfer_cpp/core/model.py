@@ -212,13 +212,13 @@ class Model:
         check(status)
         return ffi.unpack(ids, n[0]) if n[0] else []
 
-    def tokenize_behind(self, text: bytes) -> list[int]:
+    def tokenize_behind(self, text: bytes, special: bool = False) -> list[int]:
         """Ids of a text that follows another one: without the space that some vocabularies add to
         a text. It stays where a vocabulary joins it with what follows."""
-        ids = self.tokenize(text)
-        if b"".join(map(self.text, ids)) == text:
+        ids = self.tokenize(text, special)
+        if b"".join(self.text(token, special) for token in ids) == text:
             return ids
-        marked = self.tokenize(_BEFORE + text)
+        marked = self.tokenize(_BEFORE + text, special)
         while marked and self.text(marked[0]) in (b" ", b""):
             marked = marked[1:]
         begins = marked and self.text(marked[0]) == _BEFORE

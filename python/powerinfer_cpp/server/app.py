@@ -284,7 +284,8 @@ class Server:
     async def _apply_template(self, request: Request) -> Response:
         body = await self._body(request, TemplateBody)
         model = self.models.get(body.model)
-        of = (model, body.messages, body.tools, body.tool_choice)
+        thinking = body.thinking(model.thinking)
+        of = (model, body.messages, body.tools, body.tool_choice, None, None, thinking)
         turn = await self._prepared(request, body, chat_turn, *of)
         return _json({"prompt": turn.text})
 

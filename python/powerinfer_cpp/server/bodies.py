@@ -9,12 +9,13 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from ..core.sampling import Sampling
+from ..text.thinking import Thinking
 from .errors import Refusal
 from .settings import Settings
 from .whole import converted, decoded
 
-# Fields that would let a client change what a template does.
-FORBIDDEN = ("chat_template", "chat_template_kwargs")
+# A template is a program: it comes with the model, and not from clients.
+FORBIDDEN = ("chat_template",)
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Mirostat = Annotated[int, msgspec.Meta(ge=0, le=2)]
@@ -35,7 +36,42 @@ class ScaledAdapter(msgspec.Struct, kw_only=True):
     scale: float
 
 
-class Sampled(msgspec.Struct, kw_only=True):
+class Thinks(msgspec.Struct, kw_only=True):
+    """What chats of all dialects say of thoughts, and of how an answer begins. None: the default.
+
+    thinking_budget_tokens: llama.cpp's name of reasoning_budget.
+    """
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    reasoning_budget: int | None = None
+    thinking_budget_tokens: int | None = None
+    reasoning_format: str | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    def thinking(self, default: Thinking, **of_dialect: Any) -> Thinking:
+        """The setting. of_dialect: what the dialect says in its own words, which counts more.
+        Raises Refusal."""
+        budget = self.reasoning_budget
+        given = {
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "enable_thinking": self.enable_thinking,
+            "reasoning_effort": self.reasoning_effort,
+            "reasoning_budget": self.thinking_budget_tokens if budget is None else budget,
+            "reasoning_format": self.reasoning_format,
+            "continue_final_message": self.continue_final_message,
+            "add_generation_prompt": self.add_generation_prompt,
+        }
+        said = {name: value for name, value in of_dialect.items() if value is not None}
+        try:
+            return default.asked(**{**given, **said})
+        except ValueError as error:
+            raise Refusal(400, str(error), str(error).split()[0].rstrip(":")) from None
+
+
+class Sampled(Thinks, kw_only=True):
     """What all dialects have in common, beside their own names for it. None: the default."""
 
     model: str | None = None
@@ -66,7 +102,6 @@ class Sampled(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     lora: list[ScaledAdapter] | None = None
     chat_template: Any = None
-    chat_template_kwargs: Any = None
 
     def sampling(self, **defaults: float) -> Sampling:
         """The parameters of the sampler."""
@@ -159,7 +194,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-class TemplateBody(msgspec.Struct, kw_only=True):
+class TemplateBody(Thinks, kw_only=True):
     """POST /apply-template."""
 
     messages: list[dict[str, Any]]
@@ -167,17 +202,12 @@ class TemplateBody(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     chat_template: Any = None
-    chat_template_kwargs: Any = None
 
 
 class TextPart(msgspec.Struct, kw_only=True):
     """A part of a message."""
 
     text: str
-
-
-class Thought(msgspec.Struct):
-    """What an earlier answer thought. It is skipped: chat templates have no place for it."""
 
 
 Body = TypeVar("Body")

@@ -9,8 +9,9 @@ from ..run.requests import Request, Ticket
 from ..text.completion import Piece
 from ..text.completion import events as events_of
 from ..text.grammar import LlamaGrammar
+from ..text.thinking import Thinking
 from ..text.tool_chat import Turn
-from ..text.tools import Call, CallArguments, CallBegin, Content, parts
+from ..text.tools import CallArguments, CallBegin, Content, Part, Thought, parts
 from .errors import Refusal
 from .served import ServedModel
 
@@ -22,13 +23,15 @@ def chat_turn(
     tool_choice: Any = None,
     parallel: bool | None = None,
     grammar: LlamaGrammar | None = None,
+    thinking: Thinking | None = None,
 ) -> Turn:
     """The turn that answers messages; all in OpenAI's shape. Raises what `ServedModel.turn` does.
 
     Templates know no developer, whose messages are those of the system.
     """
     known = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in messages]
-    return model.turn(known, tools, tool_choice, grammar, parallel)
+    thinking = model.thinking if thinking is None else thinking
+    return model.turn(known, tools, tool_choice, grammar, parallel, thinking)
 
 
 def chat_request(model: ServedModel, turn: Turn, stops: Sequence[str], **options: Any) -> Request:
@@ -39,6 +42,7 @@ def chat_request(model: ServedModel, turn: Turn, stops: Sequence[str], **options
         grammar=turn.grammar,
         shown=turn.shown,
         criteria=turn.criteria,
+        limit=turn.limit,
         **options,
     )
 
@@ -47,11 +51,13 @@ def chat_request(model: ServedModel, turn: Turn, stops: Sequence[str], **options
 class Block:
     """A text of an answer, or a call: text is then its arguments. Blocks are counted from 0.
 
-    complete: it does not end because there may be no more tokens, or with broken arguments.
+    thought: the text is what the model thinks. complete: it does not end because there may be no
+    more tokens, or with broken arguments.
     """
 
     index: int
     call: CallBegin | None
+    thought: bool = False
     pieces: list[str] = field(default_factory=list)  # of its text so far
     complete: bool = True
 
@@ -106,9 +112,12 @@ class BlockForm(ABC):
         """Events for a piece."""
         data, self._last = [], part
         for event in events_of(self._parser, part):
-            if isinstance(event, Content):
+            if isinstance(event, Content | Thought):
+                thought = isinstance(event, Thought)
+                if self._open is not None and self._open.thought != thought:
+                    data.append(self._end_block(True))
                 if self._open is None:
-                    data.append(self._begin_block(None))
+                    data.append(self._begin_block(None, thought))
                 data.append(self._grow(event.text))
             elif isinstance(event, CallBegin):
                 data += [self._end_block(True), self._begin_block(event)]
@@ -128,8 +137,8 @@ class BlockForm(ABC):
     def error(self, refusal: Refusal) -> bytes:
         """The event for an error."""
 
-    def _begin_block(self, call: CallBegin | None) -> bytes:
-        self._open = Block(self._n_blocks, call)
+    def _begin_block(self, call: CallBegin | None, thought: bool = False) -> bytes:
+        self._open = Block(self._n_blocks, call, thought)
         self._n_blocks += 1
         return self.block_begins(self._open)
 
@@ -148,8 +157,8 @@ class BlockForm(ABC):
     # ---- What a dialect says -------------------------------------------------------------
 
     @abstractmethod
-    def answer(self, found: Sequence[str | Call]) -> Any:
-        """The whole answer: its texts and calls."""
+    def answer(self, found: Sequence[Part]) -> Any:
+        """The whole answer: its thoughts, texts and calls."""
 
     @abstractmethod
     def opening(self) -> bytes:

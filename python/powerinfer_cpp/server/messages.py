@@ -1,8 +1,8 @@
 """Anthropic's Messages API: bodies to chats, and answers as content blocks."""
 
+import hashlib
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -10,11 +10,11 @@ import msgspec
 from ..core.errors import about_request
 from ..text.grammar import LlamaGrammar
 from ..text.tool_chat import Turn
-from ..text.tools import Call
+from ..text.tools import Part, Thought
 from .bodies import (
+    Count,
     Sampled,
     TextPart,
-    Thought,
     UpTo1,
     UpTo2,
     check_count,
@@ -52,6 +52,8 @@ class CountBody(Sampled, kw_only=True):
     system: Content | None = None
     tools: list[_Tool] | None = None
     tool_choice: dict[str, Any] | None = None
+    thinking_: dict[str, Any] | None = msgspec.field(name="thinking", default=None)
+    output_config: dict[str, Any] | None = None
     temperature: UpTo2 | None = None  # Anthropic: up to 1
     top_p: UpTo1 | None = None
 
@@ -61,7 +63,6 @@ class MessagesBody(CountBody, kw_only=True):
 
     max_tokens: int
     stop_sequences: list[str] | None = None
-    output_config: dict[str, Any] | None = None
 
 
 class _ToolUse(msgspec.Struct, kw_only=True):
@@ -73,6 +74,18 @@ class _ToolUse(msgspec.Struct, kw_only=True):
 class _ToolResult(msgspec.Struct, kw_only=True):
     tool_use_id: str
     content: Content | None = None
+
+
+class _Thinking(msgspec.Struct, kw_only=True):
+    thinking: str
+
+
+class _Redacted(msgspec.Struct):
+    """Thoughts that only their author can read."""
+
+
+class _Enabled(msgspec.Struct, kw_only=True):
+    budget_tokens: Count | None = None
 
 
 class _Choice(msgspec.Struct, kw_only=True):
@@ -92,8 +105,13 @@ _OF_USER = {**_TEXT, "tool_result": _ToolResult}
 _OF_ASSISTANT = {
     **_TEXT,
     "tool_use": _ToolUse,
-    "thinking": Thought,
-    "redacted_thinking": Thought,
+    "thinking": _Thinking,
+    "redacted_thinking": _Redacted,
+}
+_THINKING: Mapping[str, Any] = {
+    "enabled": _Enabled,
+    "adaptive": _Redacted,
+    "disabled": _Redacted,
 }
 _CHOICES: Mapping[str, type[_Choice]] = {
     "auto": _Choice,
@@ -136,21 +154,31 @@ def _turn(model: ServedModel, body: CountBody, grammar: LlamaGrammar | None) -> 
     for i, message in enumerate(body.messages):
         messages += _messages(f"messages[{i}]", message)
     choice, parallel = _choice(body.tool_choice)
-    begun = ""
     if len(messages) > 1 and messages[-1]["role"] == "assistant":
-        begun = _begun(messages.pop(), grammar, choice)
-    turn = chat_turn(model, messages, _tools(body.tools), choice, parallel, grammar)
-    return replace(turn, text=turn.text + begun)
+        _check_begun(messages[-1], grammar, choice)
+    thinking = body.thinking(model.thinking, **_wanted_thoughts(body))
+    return chat_turn(model, messages, _tools(body.tools), choice, parallel, grammar, thinking)
 
 
-def _begun(message: Mapping[str, Any], grammar: LlamaGrammar | None, choice: Any) -> str:
-    """The text of a last message of the assistant's, which the answer continues. Raises Refusal."""
+def _wanted_thoughts(body: CountBody) -> dict[str, Any]:
+    """The fields `thinking` and `output_config.effort` in the words of other dialects."""
+    found: dict[str, Any] = {"reasoning_effort": (body.output_config or {}).get("effort")}
+    if body.thinking_ is not None:
+        wanted = typed("thinking", body.thinking_, _THINKING)
+        found["enable_thinking"] = body.thinking_["type"] != "disabled"
+        if isinstance(wanted, _Enabled):
+            check_count(wanted.budget_tokens, "thinking.budget_tokens")
+            found["reasoning_budget"] = wanted.budget_tokens
+    return found
+
+
+def _check_begun(message: Mapping[str, Any], grammar: LlamaGrammar | None, choice: Any) -> None:
+    """Refuses a last message of the assistant's that the answer cannot continue."""
     if message.get("tool_calls"):
         raise Refusal(400, "the last message calls a tool: its results must follow", "messages")
     if grammar is not None or choice not in (None, "auto", "none"):
         words = "the last message is the assistant's, and the answer must have another beginning"
         raise Refusal(400, words, "messages")
-    return message["content"]
 
 
 def _messages(where: str, message: Message) -> list[dict[str, Any]]:
@@ -163,11 +191,14 @@ def _messages(where: str, message: Message) -> list[dict[str, Any]]:
     kinds: Mapping[str, Any] = _OF_USER if message.role == "user" else _OF_ASSISTANT
     found: list[dict[str, Any]] = []
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for i, given in enumerate(message.content):
         block = typed(f"{where}[{i}]", given, kinds)
         if isinstance(block, TextPart):
             texts.append(block.text)
+        elif isinstance(block, _Thinking):
+            thoughts.append(block.thinking)
         elif isinstance(block, _ToolUse):
             function = {"name": block.name, "arguments": block.input}
             calls.append({"id": block.id, "type": "function", "function": function})
@@ -177,8 +208,10 @@ def _messages(where: str, message: Message) -> list[dict[str, Any]]:
                 texts = []
             content = joined_texts(f"{where}[{i}].content", block.content or "", _TEXT)
             found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
-    if texts or calls or not found:
-        said = {"role": message.role, "content": "".join(texts)}
+    if texts or thoughts or calls or not found:
+        said: dict[str, Any] = {"role": message.role, "content": "".join(texts)}
+        if thoughts:
+            said["reasoning_content"] = "\n".join(thoughts)
         found.append({**said, "tool_calls": calls} if calls else said)
     return found
 
@@ -229,14 +262,9 @@ class MessagesForm(BlockForm):
         super().__init__(turn)
         self._model, self._stops = model, stops
 
-    def answer(self, found: Sequence[str | Call]) -> Any:
+    def answer(self, found: Sequence[Part]) -> Any:
         """The message."""
-        content = [
-            {"type": "text", "text": part}
-            if isinstance(part, str)
-            else _tool_use(part.id, part.name, msgspec.Raw(part.arguments.encode("utf-8")))
-            for part in found
-        ]
+        content = [_block(part) for part in found]
         return {**self._message(content, self._usage()), **self._stop()}
 
     def opening(self) -> bytes:
@@ -248,6 +276,8 @@ class MessagesForm(BlockForm):
         begun: dict[str, Any] = {"type": "text", "text": ""}
         if block.call is not None:
             begun = _tool_use(block.call.id, block.call.name, {})
+        elif block.thought:
+            begun = {"type": "thinking", "thinking": "", "signature": ""}
         return _event("content_block_start", index=block.index, content_block=begun)
 
     def block_grows(self, block: Block, text: str) -> bytes:
@@ -255,11 +285,17 @@ class MessagesForm(BlockForm):
         delta = {"type": "text_delta", "text": text}
         if block.call is not None:
             delta = {"type": "input_json_delta", "partial_json": text}
+        elif block.thought:
+            delta = {"type": "thinking_delta", "thinking": text}
         return _event("content_block_delta", index=block.index, delta=delta)
 
     def block_ends(self, block: Block) -> bytes:
-        """content_block_stop."""
-        return _event("content_block_stop", index=block.index)
+        """content_block_stop; thoughts are signed before it."""
+        data = b""
+        if block.thought:
+            delta = {"type": "signature_delta", "signature": _signature(block.text)}
+            data = _event("content_block_delta", index=block.index, delta=delta)
+        return data + _event("content_block_stop", index=block.index)
 
     def end(self) -> bytes:
         """message_delta with the reason and all counts, and message_stop."""
@@ -299,6 +335,19 @@ class MessagesForm(BlockForm):
             return {"stop_reason": "stop_sequence", "stop_sequence": stop}
         named = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
         return {"stop_reason": named[reason], "stop_sequence": None}
+
+
+def _block(part: Part) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if isinstance(part, Thought):
+        return {"type": "thinking", "thinking": part.text, "signature": _signature(part.text)}
+    return _tool_use(part.id, part.name, msgspec.Raw(part.arguments.encode("utf-8")))
+
+
+def _signature(thoughts: str) -> str:
+    """Clients want one, and send it back; it proves nothing here."""
+    return hashlib.sha256(thoughts.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _tool_use(id_: str, name: str, given: Any) -> dict[str, Any]:

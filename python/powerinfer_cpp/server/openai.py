@@ -157,7 +157,13 @@ def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, 
     recorded = (n_top or 0) if body.logprobs else None
     grammar = _grammar(body.grammar, body.response_format)
     turn = chat_turn(
-        model, body.messages, body.tools, body.tool_choice, body.parallel_tool_calls, grammar
+        model,
+        body.messages,
+        body.tools,
+        body.tool_choice,
+        body.parallel_tool_calls,
+        grammar,
+        body.thinking(model.thinking),
     )
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     request = chat_request(

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -10,8 +10,8 @@ import msgspec
 from ..core.errors import about_request
 from ..text.grammar import LlamaGrammar, response_grammar
 from ..text.tool_chat import Turn
-from ..text.tools import Call
-from .bodies import OpenAISampled, TextPart, Thought, check_count, joined_texts, typed
+from ..text.tools import Call, Part, Thought
+from .bodies import OpenAISampled, TextPart, check_count, joined_texts, typed
 from .chats import Block, BlockForm, chat_request, chat_turn
 from .errors import Refusal
 from .served import ServedModel
@@ -32,6 +32,7 @@ class ResponsesBody(OpenAISampled, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     previous_response_id: Any = None
     conversation: Any = None
@@ -55,6 +56,11 @@ class _FunctionOutput(msgspec.Struct, kw_only=True):
     output: str | list[dict[str, Any]]
 
 
+class _Reasoning(msgspec.Struct, kw_only=True):
+    content: list[dict[str, Any]] | None = None
+    summary: list[dict[str, Any]] | None = None
+
+
 class _Refused(msgspec.Struct, kw_only=True):
     refusal: str
 
@@ -67,8 +73,9 @@ _ITEMS: Mapping[str, Any] = {
     "message": _Message,
     "function_call": _FunctionCall,
     "function_call_output": _FunctionOutput,
-    "reasoning": Thought,
+    "reasoning": _Reasoning,
 }
+_THOUGHTS: Mapping[str, Any] = {"reasoning_text": TextPart, "summary_text": TextPart}
 _PARTS: Mapping[str, Any] = {
     "input_text": TextPart,
     "output_text": TextPart,
@@ -92,6 +99,7 @@ def responses_job(
         _choice(body.tool_choice),
         body.parallel_tool_calls,
         _grammar(body.text),
+        body.thinking(model.thinking, reasoning_effort=_effort(body.reasoning)),
     )
     request = chat_request(
         model,
@@ -102,12 +110,21 @@ def responses_job(
         seed=body.seed,
         owner=owner,
     )
-    return Job(model, [request], ResponsesForm(turn, name, body))
+    return Job(model, [request], ResponsesForm(turn, name, body, model.n_tokens_of))
+
+
+def _effort(given: Mapping[str, Any] | None) -> Any:
+    """reasoning.effort. Raises Refusal."""
+    effort = (given or {}).get("effort")
+    if effort is not None and not isinstance(effort, str):
+        raise Refusal(400, "reasoning.effort must be a string", "reasoning.effort")
+    return effort
 
 
 def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
     """Messages in OpenAI's older shape. Instructions and what the system says first are one, and so
-    are a text and the calls that follow it."""
+    are thoughts, a text and the calls that follow it."""
+    thoughts = ""  # of the assistant's next item
     found: list[dict[str, Any]] = []
     if body.instructions:
         found.append({"role": "system", "content": body.instructions})
@@ -123,6 +140,7 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
                 found[0] = {**before, "content": f"{body.instructions}\n\n{text}"}
             else:
                 found.append({"role": role, "content": text})
+                thoughts = _thinks(found, thoughts)
         elif isinstance(item, _FunctionCall):
             function = {"name": item.name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
@@ -130,10 +148,23 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
                 found[-1] = {**before, "tool_calls": [*before.get("tool_calls", []), call]}
             else:
                 found.append({"role": "assistant", "content": None, "tool_calls": [call]})
+            thoughts = _thinks(found, thoughts)
         elif isinstance(item, _FunctionOutput):
             text = joined_texts(f"{where}.output", item.output, _PARTS)
             found.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
+        else:
+            given = item.content or item.summary or ()
+            thoughts += joined_texts(f"{where}.content", given, _THOUGHTS)
     return found
+
+
+def _thinks(found: list[dict[str, Any]], thoughts: str) -> str:
+    """Adds thoughts to the last message, if it is the assistant's; those that are left."""
+    last = found[-1]
+    if not thoughts or last["role"] != "assistant":
+        return thoughts
+    found[-1] = {**last, "reasoning_content": last.get("reasoning_content", "") + thoughts}
+    return ""
 
 
 def _tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -174,9 +205,9 @@ def _grammar(text: Mapping[str, Any] | None) -> LlamaGrammar | None:
 
 
 class ResponsesForm(BlockForm):
-    """Items of a response."""
+    """Items of a response. count: tokens of a text."""
 
-    def __init__(self, turn: Turn, model: str, body: ResponsesBody):
+    def __init__(self, turn: Turn, model: str, body: ResponsesBody, count: Callable[[str], int]):
         super().__init__(turn)
         params = body.sampling()
         self._head = {
@@ -189,6 +220,7 @@ class ResponsesForm(BlockForm):
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
+            "reasoning": body.reasoning or {"effort": None, "summary": None},
             "store": False,
             "temperature": params.temperature,
             "text": body.text or {"format": {"type": "text"}},
@@ -197,18 +229,22 @@ class ResponsesForm(BlockForm):
             "top_p": params.top_p,
             "truncation": "disabled",
         }
+        self._count = count
         self._number = 0  # of the next event
         self._output: list[dict[str, Any]] = []
         self._id = ""  # of the item that is being written
 
-    def answer(self, found: Sequence[str | Call]) -> Any:
+    def answer(self, found: Sequence[Part]) -> Any:
         """The response."""
         for i, part in enumerate(found):
             if isinstance(part, Call):
                 item = _call(_new_id("fc"), part.id, part.name, part.arguments, "completed")
             else:
                 cut = self.reason == "length" and i == len(found) - 1
-                item = _message(_new_id("msg"), [_text(part)], _status(not cut))
+                if isinstance(part, Thought):
+                    item = _reasoning(_new_id("rs"), part.text, _status(not cut))
+                else:
+                    item = _message(_new_id("msg"), [_text(part)], _status(not cut))
             self._output.append(item)
         return self._ended()
 
@@ -224,6 +260,12 @@ class ResponsesForm(BlockForm):
             self._id = _new_id("fc")
             item = self._item(block, "in_progress")
             return self._of(block, "response.output_item.added", item=item)
+        if block.thought:
+            self._id = _new_id("rs")
+            item = _reasoning(self._id, "", "in_progress")
+            added = self._of(block, "response.output_item.added", item=item)
+            part = {"type": "reasoning_text", "text": ""}
+            return added + self._of_part(block, "response.content_part.added", part=part)
         self._id = _new_id("msg")
         item = _message(self._id, [], "in_progress")
         added = self._of(block, "response.output_item.added", item=item)
@@ -234,6 +276,8 @@ class ResponsesForm(BlockForm):
         if block.call is not None:
             kind = "response.function_call_arguments.delta"
             return self._of(block, kind, item_id=self._id, delta=text)
+        if block.thought:
+            return self._of_part(block, "response.reasoning_text.delta", delta=text)
         return self._of_part(block, "response.output_text.delta", delta=text, logprobs=[])
 
     def block_ends(self, block: Block) -> bytes:
@@ -243,6 +287,10 @@ class ResponsesForm(BlockForm):
         if block.call is not None:
             of = {"item_id": self._id, "name": block.call.name, "arguments": block.text}
             data = self._of(block, "response.function_call_arguments.done", **of)
+        elif block.thought:
+            data = self._of_part(block, "response.reasoning_text.done", text=block.text)
+            part = {"type": "reasoning_text", "text": block.text}
+            data += self._of_part(block, "response.content_part.done", part=part)
         else:
             data = self._of_part(block, "response.output_text.done", text=block.text, logprobs=[])
             data += self._of_part(block, "response.content_part.done", part=_text(block.text))
@@ -261,6 +309,12 @@ class ResponsesForm(BlockForm):
     def _ended(self) -> dict[str, Any]:
         cut = self.reason == "length"
         n_prompt, n_written = len(self.ticket.request.ids), self.last.n_tokens
+        thoughts = "".join(
+            part["text"]
+            for item in self._output
+            if item["type"] == "reasoning"
+            for part in item["content"]
+        )
         reused = {"cached_tokens": self.ticket.n_reused, "cache_write_tokens": 0}
         return {
             **self._response(_status(not cut)),
@@ -269,7 +323,7 @@ class ResponsesForm(BlockForm):
                 "input_tokens": n_prompt,
                 "input_tokens_details": reused,
                 "output_tokens": n_written,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": self._count(thoughts)},
                 "total_tokens": n_prompt + n_written,
             },
         }
@@ -279,6 +333,8 @@ class ResponsesForm(BlockForm):
         return {**self._head, **state, "output": list(self._output)}
 
     def _item(self, block: Block, status: str) -> dict[str, Any]:
+        if block.thought:
+            return _reasoning(self._id, block.text, status)
         if block.call is None:
             return _message(self._id, [_text(block.text)], status)
         return _call(self._id, block.call.id, block.call.name, block.text, status)
@@ -308,6 +364,12 @@ def _text(text: str) -> dict[str, Any]:
 
 def _message(id_: str, content: list[Any], status: str) -> dict[str, Any]:
     said = {"type": "message", "role": "assistant", "content": content}
+    return {"id": id_, "status": status, **said}
+
+
+def _reasoning(id_: str, text: str, status: str) -> dict[str, Any]:
+    content = [{"type": "reasoning_text", "text": text}] if text else []
+    said = {"type": "reasoning", "summary": [], "content": content}
     return {"id": id_, "status": status, **said}
 
 

@@ -34,6 +34,8 @@ from ..text.chat import Message
 from ..text.completion import stop_bytes
 from ..text.grammar import LlamaGrammar
 from ..text.logprobs import Placed
+from ..text.thinking import Thinking
+from ..text.thought_limit import ThoughtLimit
 from ..text.tool_chat import Turn
 
 
@@ -43,7 +45,8 @@ class ServedModel(Llama):
     n_parallel: texts that are written at the same time. n_kv: positions of all of them together and
     of prefixes that are kept; None: n_parallel * n_ctx. n_queue: texts that may wait. deliver: see
     `Engine`. prefix_files: keep prefixes beyond the life of this object; owner_key: what an owner's
-    are named by, the same in later lives. options: those of `Llama`, which says what it raises;
+    are named by, the same in later lives. thinking: what requests
+    begin with that do not say more of thoughts. options: those of `Llama`, which says what it raises;
     n_ctx is the context of each text. The methods of `Llama` that compute work too, in a context
     of their own that the first call opens.
     """
@@ -58,8 +61,10 @@ class ServedModel(Llama):
         n_queue: int = 256,
         prefix_files: PrefixFiles | None = None,
         owner_key: Callable[[str], bytes] = str.encode,
+        thinking: Thinking | None = None,
         **options: Any,
     ):
+        self.thinking = thinking or Thinking()
         self.n_parallel, self._n_kv, self._n_queue = n_parallel, n_kv, n_queue
         self._n_texts = n_parallel
         self._engine: Engine | None = None
@@ -107,13 +112,15 @@ class ServedModel(Llama):
         suffix: Text | None = None,
         begin: str = "",
         criteria: StoppingCriteria | None = None,
+        limit: ThoughtLimit | None = None,
         owner: str = "",
         last_n: int | None = None,
     ) -> Request:
         """A request for the engine; arguments as for `create_completion`, but max_tokens=0 asks
         for the prompt alone, and a suffix may be empty. shown: control tokens that are part of the
         text. begin: how the text before the suffix begins. criteria: ends the text where it says
-        so. last_n: tokens that get penalties. Raises RequestError for what cannot be used."""
+        so. last_n: tokens that get penalties. limit: of thoughts. Raises RequestError for what
+        cannot be used."""
         with about_request():
             if suffix is None:
                 ids = self._checked_ids(prompt)
@@ -121,19 +128,19 @@ class ServedModel(Llama):
                 ids = self._infill_ids(prompt, suffix)
                 with self._in_use:
                     ids += self._model.tokenize_behind(encoded(begin))
-            limit = 0 if max_tokens == 0 else self._limit(ids, max_tokens)
+            most = 0 if max_tokens == 0 else self._limit(ids, max_tokens)
             # Now it refuses what it cannot use.
             self._samplers.make(params or Sampling(), 0, (), last_n)
             stops = stop_bytes(stop)
             makes = None
-            if grammar is not None or logit_bias:
+            if grammar is not None or logit_bias or limit is not None:
                 self._processors(None, logit_bias, grammar)  # refuses what it cannot use, now
                 if grammar is not None:
                     grammar.check(self._grammar_vocabulary())
-                makes = self._makes(logit_bias, grammar)
+                makes = self._makes(logit_bias, grammar, limit)
         return Request(
             ids=ids,
-            limit=limit,
+            limit=most,
             params=params or Sampling(),
             seed=self._rng.getrandbits(32) if seed is None or seed < 0 else seed,
             stops=stops,
@@ -162,11 +169,14 @@ class ServedModel(Llama):
         tool_choice: Any = None,
         grammar: LlamaGrammar | None = None,
         parallel_tool_calls: bool | None = None,
+        thinking: Thinking | None = None,
     ) -> Turn:
         """The prompt of a chat, and how its answer is constrained and read; arguments as for
         `create_chat_completion`. Raises RequestError for what cannot be used."""
         with about_request():
-            return self._turn(messages, tools, tool_choice, grammar, parallel_tool_calls)
+            return self._turn(
+                messages, tools, tool_choice, grammar, parallel_tool_calls, thinking=thinking
+            )
 
     def prompt_text(self, prompt: Text) -> str:
         """The text of a prompt, which may be ids."""
@@ -198,6 +208,10 @@ class ServedModel(Llama):
         with self._lock:
             self._require_open()
             return [i for i in range(self._model.n_vocab) if self._model.ends(i)]
+
+    def n_tokens_of(self, text: str) -> int:
+        """Tokens of a text by itself."""
+        return len(self.tokenize(text.encode("utf-8"), add_bos=False)) if text else 0
 
     def placed(self, ticket: Ticket, text: str) -> list[Placed]:
         """The recorded choices of a prompt's tokens; text: the prompt."""
@@ -349,12 +363,15 @@ class ServedModel(Llama):
         return ids
 
     def _makes(
-        self, bias: Mapping[int | str, float] | None, grammar: LlamaGrammar | None
+        self,
+        bias: Mapping[int | str, float] | None,
+        grammar: LlamaGrammar | None,
+        limit: ThoughtLimit | None,
     ) -> Callable[[], LogitsProcessor]:
         """What makes the processor of a text."""
 
         def make() -> LogitsProcessor:
-            processor = self._processors(None, bias, grammar)
+            processor = self._processors(None, bias, grammar, limit)
             assert processor is not None
             return _Asked(processor)
 

@@ -101,8 +101,9 @@ class _Message(TypedDict):
 
 
 class ChatMessage(_Message, total=False):
-    """content: None if there are only calls."""
+    """content: None if there are only calls. reasoning_content: thoughts before the answer."""
 
+    reasoning_content: str
     tool_calls: list[ToolCall]
 
 
@@ -150,6 +151,7 @@ class ChatDelta(TypedDict, total=False):
 
     role: Literal["assistant"]
     content: str
+    reasoning_content: str
     tool_calls: list[ToolCallDelta]
 
 
@@ -351,3 +353,8 @@ class ChatOptions(_Options, total=False):
     top_logprobs: int | None
     temperature: float
     top_p: float
+    chat_template_kwargs: "Mapping[str, object] | None"
+    reasoning_effort: str | None
+    reasoning_budget: int | None
+    reasoning_format: str | None
+    continue_final_message: bool | None

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from ..core.logits import StoppingCriteriaList
 from .template import ChatTemplate
-from .tools import ToolRequest, style_of
-from .tools.history import checked_calls
+from .tools import ToolRequest, style_of, thoughts_of
+from .tools.history import checked_calls, with_thoughts
 
 Message = Mapping[str, Any]
 
@@ -23,7 +23,8 @@ class Prompt:
 
 class ChatFormat(Protocol):
     """Turns messages into a prompt. request: the tools that its answer may call, for a format that
-    has a `style`; others get none."""
+    has a `style`; others get none. A format that `takes_names` gets further names for a template as
+    keywords."""
 
     def __call__(
         self, messages: Sequence[Message], request: ToolRequest | None = None
@@ -49,7 +50,8 @@ def content_text(message: Message) -> str:
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages with their contents as text, and arguments of tool calls as dicts.
+    """Messages with their contents as text, arguments of tool calls as dicts, and thoughts, which
+    are called `reasoning` or `thinking` as well, as `reasoning_content`.
 
     Raises ValueError for malformed messages.
     """
@@ -68,7 +70,18 @@ def _checked(where: str, message: Message) -> dict[str, Any]:
     calls = found.pop("tool_calls", None)
     if calls:  # templates ask whether the key is there; clients also send null
         found["tool_calls"] = checked_calls(where, calls)
+    thoughts = None
+    for name in _THOUGHTS:
+        given = found.pop(name, None)
+        if given is not None and not isinstance(given, str):
+            raise ValueError(f"{where}.{name} must be text")
+        thoughts = thoughts or given
+    if thoughts and found["role"] == "assistant":
+        found[_THOUGHTS[0]] = thoughts
     return found
+
+
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a message
 
 
 @dataclass(frozen=True)
@@ -317,18 +330,27 @@ class TemplateFormat:
     """The format of a model file's template. Raises TemplateError (a ValueError).
 
     style: how the template writes calls of tools; None if it knows none, or in a way that is not
-    known here.
+    known here. thoughts: how it writes thoughts; None: it has none.
     """
+
+    takes_names = True
 
     def __init__(self, source: str, bos: str, eos: str):
         self.style = style_of(source)
         self._template, self._eos = ChatTemplate(source, bos, eos), eos
+        self.thoughts = thoughts_of(source, self._template.rendered)
 
-    def __call__(self, messages: Sequence[Message], request: ToolRequest | None = None) -> Prompt:
+    def __call__(
+        self,
+        messages: Sequence[Message],
+        request: ToolRequest | None = None,
+        add_generation_prompt: bool = True,
+        **names: Any,
+    ) -> Prompt:
         # Some templates take a name that is not defined for a list of tools.
         tools = None if request is None else [tool.as_dict() for tool in request.tools]
-        checked = check_messages(messages)
+        checked = with_thoughts(check_messages(messages), self.thoughts)
         if self.style is not None:
             checked = self.style.history(checked)
-        text = self._template.render(checked, tools=tools)
+        text = self._template.render(checked, add_generation_prompt, tools=tools, **names)
         return Prompt(text, [self._eos] if self._eos else [])

@@ -150,8 +150,9 @@ class Writer:
         return Piece(self._text.finish(), "stop", self.n_tokens, self._waiting.rest(None))
 
 
-def events(parser: tools.ToolParser | None, part: Piece) -> list[tools.Event]:
-    """What a piece of an answer brings; parser: finds calls in it, None: all of it is content."""
+def events(parser: tools.Parser | None, part: Piece) -> list[tools.Event]:
+    """What a piece of an answer brings; parser: finds thoughts and calls in it, None: all of it is
+    content."""
     if parser is None:
         return [tools.Content(part.text)] if part.text else []
     return parser.push(part.text) + (parser.finish() if part.reason else [])
@@ -207,14 +208,14 @@ class CompletionDicts:
 class ChatDicts:
     """Makes the dicts of one answer in a chat; arguments as for CompletionDicts.
 
-    parser: finds calls of tools in the text; None: the text is the answer.
+    parser: finds thoughts and calls in the text; None: the text is the answer.
     """
 
     def __init__(
         self,
         model: str,
         data: TokenBytes | None,
-        parser: tools.ToolParser | None = None,
+        parser: tools.Parser | None = None,
         head: dict[str, Any] | None = None,
         index: int = 0,
         pack: Pack = as_it_is,

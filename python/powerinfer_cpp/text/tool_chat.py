@@ -1,14 +1,28 @@
-"""One turn of a chat in which tools may be called: its prompt, its grammar, and its parser."""
+"""One turn of a chat: its prompt, its grammar, and the parser of its thoughts and calls."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..core.logits import StoppingCriteriaList
 from ..core.model import Model
 from .chat import ChatFormat, Message, Prompt, check_messages
 from .grammar import LlamaGrammar
 from .template import TemplateError
-from .tools import HERMES, Style, ToolParser, ToolRequest
+from .thinking import Thinking
+from .thought_limit import ThoughtLimit
+from .tools import (
+    HARMONY,
+    HARMONY_THOUGHTS,
+    HERMES,
+    HarmonyParser,
+    Parser,
+    Style,
+    ThoughtParser,
+    Thoughts,
+    ToolParser,
+    ToolRequest,
+)
 from .tools.history import has_tools, without_tools
 
 
@@ -17,68 +31,166 @@ class Turn:
     """What generates an answer. parser: turns its text into events; None: all of it is content.
 
     shown: ids of control tokens that are part of the text, by their texts. criteria: functions of
-    the format that end the answer.
+    the format that end the answer. limit: of its thoughts, for which a grammar waits; None: there
+    is nothing to watch.
     """
 
     text: str
     stop: list[str]
     grammar: LlamaGrammar | None = None
-    parser: ToolParser | None = None
+    parser: Parser | None = None
     shown: dict[str, int] = field(default_factory=dict)
     criteria: StoppingCriteriaList | None = None
+    limit: ThoughtLimit | None = None
 
 
 def prepare(
     chat_format: ChatFormat,
     messages: Sequence[Message],
     request: ToolRequest | None,
-    control: Callable[[Style], dict[str, int]],
+    control: Callable[[Iterable[str]], dict[str, int]],
     grammar: LlamaGrammar | None = None,
+    thinking: Thinking | None = None,
 ) -> Turn:
     """The turn that answers messages.
 
     control: control_tokens of the model. grammar: one that the caller wants. Raises the errors of
     the format, and ValueError if a forced call cannot be constrained.
     """
-    prompt, style = _prompt(chat_format, messages, request)
-    ends = prompt.criteria
-    if request is None:
-        return Turn(prompt.text, prompt.stop, grammar, criteria=ends)
-    shown, parser = control(style), ToolParser(style, request.names)
-    if not request.forced:
-        return Turn(prompt.text, prompt.stop, grammar, parser, shown, ends)
-    if grammar is not None:
+    thinking = thinking or Thinking()
+    forced = request is not None and request.forced
+    if forced and grammar is not None:
         raise ValueError("tool_choice forces a call, so there can be no other grammar")
-    grammar = LlamaGrammar.from_tool_calls(style.forced(request), shown)
-    parser.push(style.begin)  # the prompt ends with it, so it is not generated
-    return Turn(prompt.text + style.begin, prompt.stop, grammar, parser, shown, ends)
+    messages, begun = _begun(messages, thinking, forced or grammar is not None)
+    prompt, style = _prompt(chat_format, messages, request, thinking)
+    tags: Thoughts | None = getattr(chat_format, "thoughts", None)
+    text = prompt.text if begun is None else prompt.text + _beginning(begun, tags, prompt.text)
+    if tags is not None and thinking.on is False and tags.opened_by(text):
+        text += tags.tail  # the template knows no way to turn thoughts off
+    thinks = begun is not None and not begun["content"] and "reasoning_content" in begun
+    opened = tags is not None and (tags.opened_by(text) or thinks)
+    if forced and style.call is None:
+        style = HERMES
+    parser = _parser(style, request, None if thinking.raw else tags, opened)
+    if tags is HARMONY_THOUGHTS:  # a parser of its own, which sees how the answer begins
+        answers = bool(grammar or begun and begun["content"])
+        text += FINAL if answers and begun is None else ""
+        if parser is not None and (answers or thinks):
+            parser.push(FINAL if answers else tags.head)
+    shown = control(_control(style, request, tags)) if parser or tags else {}
+    if forced:
+        assert request is not None
+        calls = style.forced(request)
+        if opened:  # thoughts come first, so the prompt cannot end with the beginning of a call
+            calls["before"] = style.begin + calls["before"]
+        else:
+            text += style.begin
+            parser.push(style.begin)
+        grammar = LlamaGrammar.from_tool_calls(calls, shown)
+    limit = None
+    if tags is not None and (thinking.budget is not None or (opened and grammar is not None)):
+        limit = ThoughtLimit(tags, opened, thinking.budget)
+    return Turn(text, prompt.stop, grammar, parser, shown, prompt.criteria, limit)
 
 
-def control_tokens(model: Model, style: Style) -> dict[str, int]:
-    """Ids of the control tokens with which a model writes a style's calls, by their texts."""
+FINAL = "<|channel|>final<|message|>"  # where gpt-oss answers
+
+
+def _parser(
+    style: Style, request: ToolRequest | None, tags: Thoughts | None, opened: bool
+) -> Parser | None:
+    """What reads the answer; tags: None if thoughts stay in it."""
+    names = request.names if request is not None else frozenset()
+    if style is HARMONY:
+        plain = tags is None and request is None
+        return None if plain else HarmonyParser(names, split=tags is not None)
+    calls = ToolParser(style, names, tools=request.tools) if request is not None else None
+    return calls if tags is None else ThoughtParser(tags, opened, calls)
+
+
+def _control(style: Style, request: ToolRequest | None, tags: Thoughts | None) -> list[str]:
+    """Texts that the parser looks for."""
+    found = list(style.control) if request is not None or style is HARMONY else []
+    return found if tags is None else [*found, tags.opening, tags.closing]
+
+
+def control_tokens(model: Model, texts: Iterable[str]) -> dict[str, int]:
+    """Ids of the control tokens of which texts are made, by their own texts."""
     found = {}
-    for text in style.control:
-        data = text.encode("utf-8")
-        for token in model.tokenize(data, special=True):
-            if model.text(token, True) == data and not model.text(token):
-                found[text] = token
+    for text in texts:
+        for token in model.tokenize(text.encode("utf-8"), special=True):
+            data = model.text(token, True)
+            if data and not model.text(token):
+                found[data.decode("utf-8", "replace")] = token
     return found
 
 
+def _begun(
+    messages: Sequence[Message], thinking: Thinking, constrained: bool
+) -> tuple[Sequence[Message], Mapping[str, Any] | None]:
+    """The messages before the answer, and a last one of the assistant's that the answer continues.
+    Raises ValueError if it cannot."""
+    last = messages[-1] if isinstance(messages, Sequence) and len(messages) > 1 else None
+    is_answer = isinstance(last, Mapping) and last.get("role") == "assistant"
+    if not is_answer:
+        if thinking.continues:
+            raise ValueError(
+                "continue_final_message: the last message must be one of the assistant's, behind "
+                "another one"
+            )
+        return messages, None
+    if thinking.continues and constrained:
+        raise ValueError(
+            "continue_final_message: the last message is the assistant's, and the answer must have "
+            "another beginning"
+        )
+    if thinking.continues and last.get("tool_calls"):
+        raise ValueError(
+            "continue_final_message: the last message calls a tool: its results must follow"
+        )
+    free = not constrained and not last.get("tool_calls") and thinking.begins
+    if thinking.continues is False or not (thinking.continues or free):
+        return messages, None
+    (checked,) = check_messages(messages[-1:])
+    return messages[:-1], checked
+
+
+def _beginning(begun: Mapping[str, Any], tags: Thoughts | None, prompt: str) -> str:
+    """What a begun answer adds to a prompt. Text means that the thoughts are over."""
+    content, thoughts = begun["content"], begun.get("reasoning_content", "")
+    if tags is None:
+        return content
+    if tags is HARMONY_THOUGHTS and content and not thoughts:
+        return FINAL + content
+    head = "" if tags.opened_by(prompt) or not thoughts else tags.head
+    if not content:
+        return head + thoughts
+    closed = tags.opened_by(prompt) or thoughts
+    return head + thoughts + (tags.tail if closed else "") + content
+
+
 def _prompt(
-    chat_format: ChatFormat, messages: Sequence[Message], request: ToolRequest | None
+    chat_format: ChatFormat,
+    messages: Sequence[Message],
+    request: ToolRequest | None,
+    thinking: Thinking,
 ) -> tuple[Prompt, Style]:
     """The prompt, and how its answer will write calls.
 
     Formats without tools get a description of them, and of calls in the style of Hermes.
     """
+    names: dict[str, Any] = {}
+    if getattr(chat_format, "takes_names", False):
+        names = thinking.template_names()
+        if not thinking.begins and not thinking.continues:
+            names["add_generation_prompt"] = False
     style = getattr(chat_format, "style", None)
     if style is not None:
-        return chat_format(messages, request), style
+        return chat_format(messages, request, **names), style
     checked = check_messages(messages)
     if request is None and not has_tools(checked):
-        return chat_format(messages), HERMES
+        return chat_format(messages, **names), HERMES
     try:
-        return chat_format(without_tools(checked, request)), HERMES
+        return chat_format(without_tools(checked, request), **names), HERMES
     except TemplateError:  # it may refuse messages of the system
-        return chat_format(without_tools(checked, request, system=False)), HERMES
+        return chat_format(without_tools(checked, request, system=False), **names), HERMES

@@ -1,24 +1,34 @@
-"""Tools that models call: definitions, formats, and a parser of answers.
+"""Tools that models call and thoughts that they have: definitions, formats, parsers of answers.
 
 Nothing here knows of models or servers; both build on it.
 """
 
 from .definitions import Tool, ToolRequest, check_tools
-from .parser import (
+from .events import (
     Call,
     CallArguments,
     CallBegin,
     CallEnd,
     Content,
     Event,
-    ToolParser,
+    Parser,
+    Part,
+    Thought,
     deltas,
     message,
     parts,
 )
-from .styles import HERMES, STYLES, Style, style_of
+from .harmony import THOUGHTS as HARMONY_THOUGHTS
+from .harmony import HarmonyParser
+from .parser import ToolParser
+from .probe import thoughts_of
+from .styles import HARMONY, HERMES, STYLES, Style, style_of
+from .thought_parser import ThoughtParser
+from .thoughts import Thoughts
 
 __all__ = [
+    "HARMONY",
+    "HARMONY_THOUGHTS",
     "HERMES",
     "STYLES",
     "Call",
@@ -27,7 +37,13 @@ __all__ = [
     "CallEnd",
     "Content",
     "Event",
+    "HarmonyParser",
+    "Parser",
+    "Part",
     "Style",
+    "Thought",
+    "ThoughtParser",
+    "Thoughts",
     "Tool",
     "ToolParser",
     "ToolRequest",
@@ -36,4 +52,5 @@ __all__ = [
     "message",
     "parts",
     "style_of",
+    "thoughts_of",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .definitions import ToolRequest
+from .thoughts import Thoughts
 
 Message = Mapping[str, Any]
 
@@ -96,6 +97,49 @@ def with_short_ids(messages: Sequence[Message]) -> list[Message]:
             message = {**message, "tool_calls": calls}
         elif message["role"] == "tool":
             message = {**message, "tool_call_id": short(message.get("tool_call_id"))}
+        found.append(message)
+    return found
+
+
+def with_text_arguments(messages: Sequence[Message]) -> list[Message]:
+    """(Checked) messages whose arguments are JSON texts, for templates that join them to texts."""
+    found = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            written = [
+                {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}
+                for call in calls
+            ]
+            calls = [{**call, "function": of} for call, of in zip(calls, written, strict=True)]
+            message = {**message, "tool_calls": calls}
+        found.append(message)
+    return found
+
+
+def with_thoughts(messages: Sequence[Message], thoughts: Thoughts | None) -> list[dict[str, Any]]:
+    """(Checked) messages with their thoughts where a template looks for them."""
+    found = []
+    for message in messages:
+        changed = dict(message)
+        said = changed.pop("reasoning_content", None)
+        if said and thoughts is not None:
+            if thoughts.field is None:
+                changed["content"] = thoughts.written(said) + changed["content"]
+            else:
+                changed[thoughts.field] = said
+        found.append(changed)
+    return found
+
+
+def in_channels(messages: Sequence[Message]) -> list[Message]:
+    """(Checked) messages as the template of gpt-oss takes them: one call in each, and with thoughts
+    no other text."""
+    found = []
+    for message in one_by_one(messages):
+        thoughts = message.get("thinking")
+        if thoughts and message.get("tool_calls") and message["content"]:
+            thoughts = f"{thoughts}\n\n{message['content']}"
+            message = {**message, "thinking": thoughts, "content": ""}
         found.append(message)
     return found
 

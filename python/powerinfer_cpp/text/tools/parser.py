@@ -7,63 +7,42 @@ adjacent texts.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Set
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence, Set
 
-from .definitions import NAME
+from .blocks import Read
+from .definitions import NAME, Tool
+from .events import CallArguments, CallBegin, CallEnd, Content, Event
+from .loose import LooseCall
 from .reader import SPACE, CallReader, Step
 from .styles import Style
 
-
-@dataclass(frozen=True)
-class Content:
-    """Text outside of calls."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class CallBegin:
-    """The beginning of a call. index: calls of an answer are counted from 0."""
-
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True)
-class CallArguments:
-    """The next piece of a call's arguments, a JSON text."""
-
-    index: int
-    text: str
-
-
-@dataclass(frozen=True)
-class CallEnd:
-    """The end of a call. complete: its arguments are a JSON object. raw: all of its text."""
-
-    index: int
-    complete: bool
-    raw: str
-
-
 _MARKS = ("[ARGS]", "[CALL_ID]")
-
-Event = Content | CallBegin | CallArguments | CallEnd
 
 
 class ToolParser:
     """Turns the text of one answer into events.
 
-    names: functions that may be called; a call of another one is content. White space before,
-    between and after calls is dropped.
+    names: functions that may be called; a call of another one is content. tools: their definitions,
+    for styles that do not write arguments as JSON. White space before, between and after calls is
+    dropped.
+
+    In every style a call is also JSON that is the whole answer, or the whole of a fenced block: an
+    object with the name of a function and an object of arguments.
     """
 
-    def __init__(self, style: Style, names: Set[str], new_id: Callable[[], str] | None = None):
+    def __init__(
+        self,
+        style: Style,
+        names: Set[str],
+        new_id: Callable[[], str] | None = None,
+        tools: Iterable[Tool] = (),
+    ):
         self.n_complete = 0  # calls with complete arguments
         self._style, self._names, self._new_id = style, names, new_id or style.new_id
+        self._tools = {name: Tool(name) for name in names}
+        self._tools.update((tool.name, tool) for tool in tools if tool.name in names)
+        self._line = self._first = True  # at the beginning of a line, and of the answer
+        self._loose: LooseCall | None = None
         self._events: list[Event] = []
         self._content: list[str] = []  # certain content that no event has yet
         self._pieces: list[str] = []  # arguments, likewise
@@ -73,10 +52,26 @@ class ToolParser:
         self._listed = False  # calls stand between [ and ]
         self._bare = style.bare  # a call may begin without a marker here
         self._index = 0
+        self._tail = ""  # the last characters of a block
+        self._n_opening = 0  # characters of a block before its calls
         self._reader: CallReader | None = None
         self._at: Callable[[str], None] = self._in_text
         first = re.escape(style.opening[0])
-        self._plain = re.compile(rf"[^\s{first}{{;]+")  # text that begins nothing
+        self._plain = re.compile(rf"[^\s{first}{{;`]+")  # text that begins nothing
+
+    @property
+    def opening(self) -> str:
+        """What stands before calls."""
+        return self._style.opening
+
+    @property
+    def idle(self) -> bool:
+        """Is nothing held back?"""
+        return self._at == self._in_text and not self._match and not self._space
+
+    def begin_again(self) -> None:
+        """What follows is the beginning of an answer."""
+        self._bare, self._line, self._first = self._style.bare, True, True
 
     def push(self, text: str) -> list[Event]:
         """What is certain after this text."""
@@ -96,13 +91,17 @@ class ToolParser:
         """The rest, at the end of the answer."""
         if self._reader is not None and self._reader.begun:
             self._end_call(self._reader.complete)
+        elif self._loose is not None and self._loose.whole:
+            self._take([self._loose.call])
+        elif self._at == self._in_block and self._style.unclosed and self._read_block():
+            pass
         elif self._at != self._after_call:
             if self._raw:
                 self._add("".join(self._raw))
             elif self._match or not self.n_complete:
                 self._add(self._space + self._match)
         self._reader, self._raw, self._space, self._match = None, [], "", ""
-        self._at = self._in_text
+        self._loose, self._at = None, self._in_text
         return self._taken()
 
     def reason(self, reason: str) -> str:
@@ -114,7 +113,8 @@ class ToolParser:
     def _add(self, text: str) -> None:
         if text:
             self._content.append(text)
-            self._bare = False
+            self._bare = self._first = False
+            self._line = text.endswith("\n")
 
     def _taken_space(self) -> str:
         space, self._space = self._space, ""
@@ -139,6 +139,16 @@ class ToolParser:
         self._raw, self._reader = [], None
         self._index += 1
         self.n_complete += complete
+        self._line, self._first = True, False
+
+    def _take(self, calls: Sequence[Read]) -> None:
+        """Calls of which all is known."""
+        for call in calls:
+            self._settle()
+            made_id = call.id or self._new_id()
+            self._events.append(CallBegin(self._index, made_id, call.name))
+            self._pieces.append(call.arguments)
+            self._end_call(True)
 
     # ---- States: each takes a character ----
 
@@ -148,7 +158,9 @@ class ToolParser:
             self._match = candidate
             if candidate == self._style.opening:
                 self._raw, self._match = [self._taken_space(), candidate], ""
-                self._at = self._after_opening
+                self._at = self._in_block if self._style.read else self._after_opening
+                self._n_opening = sum(map(len, self._raw))
+                self._tail = ""
             return
         if self._match:  # no marker begins inside another
             self._add(self._taken_space() + self._match)
@@ -161,8 +173,44 @@ class ToolParser:
             self._read(CallReader(self._names, strict=True), char)
         elif self._bare and self._index and char == ";":
             self._space += char
+        elif (char == "{" and self._first) or (char == "`" and (self._line or "\n" in self._space)):
+            self._raw = [self._taken_space()]
+            self._loose, self._at = LooseCall(self._names), self._in_loose
+            self._in_loose(char)
         else:
             self._add(self._taken_space() + char)
+
+    def _in_loose(self, char: str) -> None:
+        """In what may be a call as JSON alone, or in a fence."""
+        loose = self._loose
+        step = loose.push(char)
+        if step is Step.REFUSED:
+            self._loose = None
+            self._no_call(char)
+            return
+        self._raw.append(char)
+        if step is Step.END:
+            self._loose, self._at = None, self._in_text
+            self._take([loose.call])
+
+    def _in_block(self, char: str) -> None:
+        """Between the markers of a style whose calls are read as a whole."""
+        closing = self._style.closing
+        self._raw.append(char)
+        self._tail = (self._tail + char)[-len(closing) :]
+        if self._tail == closing:
+            if self._read_block(len(closing)):
+                self._at = self._in_text
+            else:
+                self._no_call("")
+
+    def _read_block(self, n_closing: int = 0) -> bool:
+        """Takes the calls of a block. False: there are none."""
+        text = "".join(self._raw)[self._n_opening :]
+        found = self._style.read(text[: len(text) - n_closing], self._tools)
+        if found:
+            self._take(found)
+        return bool(found)
 
     def _after_opening(self, char: str) -> None:
         if char == "{":
@@ -281,73 +329,3 @@ class ToolParser:
         self._raw, self._match, self._listed, self._at = [], "", False, self._in_text
         if char:
             self._in_text(char)
-
-
-def deltas(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
-    """The events as deltas of OpenAI's chunks."""
-    for event in events:
-        if isinstance(event, Content):
-            yield {"content": event.text}
-        elif isinstance(event, CallBegin):
-            call = {"index": event.index, **_call(event, "")}
-            yield {"tool_calls": [call]}
-        elif isinstance(event, CallArguments):
-            function = {"arguments": event.text}
-            yield {"tool_calls": [{"index": event.index, "function": function}]}
-
-
-@dataclass(frozen=True)
-class Call:
-    """A complete call. arguments: the text of a JSON object."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-def parts(events: Iterable[Event]) -> list[str | Call]:
-    """The texts and the calls of an answer in their order, from all of its events.
-
-    A call that is not complete is text. No text is empty, and none follows another.
-    """
-    found: list[str | Call] = []
-    text: list[str] = []
-    pieces: list[str] = []
-
-    def end_text() -> None:
-        if any(text):
-            found.append("".join(text))
-        text.clear()
-
-    for event in events:
-        if isinstance(event, Content):
-            text.append(event.text)
-        elif isinstance(event, CallBegin):
-            begun, pieces = event, []
-        elif isinstance(event, CallArguments):
-            pieces.append(event.text)
-        elif event.complete:
-            end_text()
-            found.append(Call(begun.id, begun.name, "".join(pieces)))
-        else:
-            text.append(event.raw)
-    end_text()
-    return found
-
-
-def message(events: Iterable[Event]) -> dict[str, Any]:
-    """The assistant's message in OpenAI's shape, from all events of an answer.
-
-    Without calls there is no key tool_calls; with calls and without text, content is None.
-    """
-    found = parts(events)
-    text = "".join(part for part in found if isinstance(part, str))
-    calls = [_call(part, part.arguments) for part in found if isinstance(part, Call)]
-    if not calls:
-        return {"role": "assistant", "content": text}
-    return {"role": "assistant", "content": text or None, "tool_calls": calls}
-
-
-def _call(of: CallBegin | Call, arguments: str) -> dict[str, Any]:
-    function = {"name": of.name, "arguments": arguments}
-    return {"id": of.id, "type": "function", "function": function}

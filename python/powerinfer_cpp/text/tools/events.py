@@ -1,0 +1,159 @@
+"""What an answer consists of, as it is written: texts, thoughts and calls; and their dicts."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Content:
+    """Text outside of thoughts and calls."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Thought:
+    """A piece of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallBegin:
+    """The beginning of a call. index: calls of an answer are counted from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """The next piece of a call's arguments, a JSON text."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class CallEnd:
+    """The end of a call. complete: its arguments are a JSON object. raw: all of its text."""
+
+    index: int
+    complete: bool
+    raw: str
+
+
+Event = Content | Thought | CallBegin | CallArguments | CallEnd
+
+
+class Parser(Protocol):
+    """Turns the text of one answer into events. All cuts of a text into pieces give the same
+    events, but for the lengths of adjacent texts.
+
+    push: what is certain after this text. finish: the rest, at the end of the answer. reason: the
+    finish_reason of an answer that ended for this reason.
+    """
+
+    def push(self, text: str) -> list[Event]: ...
+    def finish(self) -> list[Event]: ...
+    def reason(self, reason: str) -> str: ...
+
+
+def unfinished(text: str, marks: tuple[str, ...]) -> int:
+    """Length of the longest end of a text with which one of the marks begins."""
+    longest = max(map(len, marks))
+    for n in range(min(longest - 1, len(text)), 0, -1):
+        if any(mark.startswith(text[-n:]) for mark in marks):
+            return n
+    return 0
+
+
+def deltas(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
+    """The events as deltas of OpenAI's chunks."""
+    for event in events:
+        if isinstance(event, Content):
+            yield {"content": event.text}
+        elif isinstance(event, Thought):
+            yield {"reasoning_content": event.text}
+        elif isinstance(event, CallBegin):
+            call = {"index": event.index, **_call(event, "")}
+            yield {"tool_calls": [call]}
+        elif isinstance(event, CallArguments):
+            function = {"arguments": event.text}
+            yield {"tool_calls": [{"index": event.index, "function": function}]}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A complete call. arguments: the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+Part = str | Thought | Call
+
+
+def parts(events: Iterable[Event]) -> list[Part]:
+    """The texts, thoughts and calls of an answer in their order, from all of its events.
+
+    A call that is not complete is text. No text is empty, and none follows another.
+    """
+    found: list[Part] = []
+    kind: type[Content] | type[Thought] = Content
+    text: list[str] = []
+    pieces: list[str] = []
+
+    def add(to: type[Content] | type[Thought], piece: str) -> None:
+        nonlocal kind
+        if to is not kind:
+            end_text()
+            kind = to
+        text.append(piece)
+
+    def end_text() -> None:
+        if any(text):
+            joined = "".join(text)
+            found.append(joined if kind is Content else Thought(joined))
+        text.clear()
+
+    for event in events:
+        if isinstance(event, Content | Thought):
+            add(type(event), event.text)
+        elif isinstance(event, CallBegin):
+            begun, pieces = event, []
+        elif isinstance(event, CallArguments):
+            pieces.append(event.text)
+        elif event.complete:
+            end_text()
+            found.append(Call(begun.id, begun.name, "".join(pieces)))
+        else:
+            add(Content, event.raw)
+    end_text()
+    return found
+
+
+def message(events: Iterable[Event]) -> dict[str, Any]:
+    """The assistant's message in OpenAI's shape, from all events of an answer.
+
+    Without thoughts there is no key reasoning_content, and without calls no key tool_calls; with
+    calls and without text, content is None.
+    """
+    found = parts(events)
+    text = "".join(part for part in found if isinstance(part, str))
+    thoughts = "".join(part.text for part in found if isinstance(part, Thought))
+    calls = [_call(part, part.arguments) for part in found if isinstance(part, Call)]
+    said: dict[str, Any] = {"role": "assistant", "content": text}
+    if thoughts:
+        said["reasoning_content"] = thoughts
+    if calls:
+        said.update(content=text or None, tool_calls=calls)
+    return said
+
+
+def _call(of: CallBegin | Call, arguments: str) -> dict[str, Any]:
+    function = {"name": of.name, "arguments": arguments}
+    return {"id": of.id, "type": "function", "function": function}

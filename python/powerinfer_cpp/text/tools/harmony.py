@@ -1,0 +1,129 @@
+"""Answers of gpt-oss: messages in channels, of which one has the thoughts and one the calls."""
+
+import re
+from collections.abc import Callable, Set
+
+from .events import CallArguments, CallBegin, CallEnd, Content, Event, Thought, unfinished
+from .reader import is_object
+from .styles import HARMONY
+from .thoughts import Thoughts
+
+_START, _MESSAGE = "<|start|>", "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
+_RECIPIENT = re.compile(r"to=functions\.([\w-]+)")
+_MOST_HEADER = 256  # characters: what is longer is no header
+
+THOUGHTS = Thoughts(
+    opening="<|channel|>analysis<|message|>",
+    closing="<|end|>",
+    begin="<|channel|>analysis<|message|>",
+    end="<|end|><|start|>assistant<|channel|>final<|message|>",
+    field="thinking",
+)
+
+
+class HarmonyParser:
+    """Turns the text of one answer into events. names: functions that may be called; a message to
+    another one is content, as is what is no message."""
+
+    def __init__(
+        self,
+        names: Set[str] = frozenset(),
+        new_id: Callable[[], str] | None = None,
+        split: bool = True,
+    ):
+        self.n_complete = 0  # calls with complete arguments
+        self._names, self._new_id, self._split = names, new_id or HARMONY.new_id, split
+        self._held = ""
+        self._at = self._in_header
+        self._kind: type[Content] | type[Thought] = Content
+        self._raw: list[str] = []  # of a call
+        self._arguments: list[str] = []
+        self._called = False  # the message is a call
+        self._index = 0
+
+    def push(self, text: str) -> list[Event]:
+        """What is certain after this text."""
+        self._held += text
+        found: list[Event] = []
+        while self._held:
+            before = len(self._held), self._at
+            found += self._at()
+            if before == (len(self._held), self._at):
+                break
+        return found
+
+    def finish(self) -> list[Event]:
+        """The rest, at the end of the answer."""
+        held, self._held = self._held, ""
+        if self._at == self._in_header:
+            # A header that ends the answer, or a control token, says nothing.
+            return [Content(held)] if held.strip() and "<|" not in held else []
+        found = self._said(held)
+        return found + self._ended()
+
+    def reason(self, reason: str) -> str:
+        """The finish_reason of an answer that ended for this reason."""
+        return "tool_calls" if reason == "stop" and self.n_complete else reason
+
+    def _in_header(self) -> list[Event]:
+        text = self._held
+        at = text.find(_MESSAGE)
+        head = text if at < 0 else text[:at]
+        if not _may_be_header(head):
+            self._at, self._kind, self._called = self._in_message, Content, False
+            return []
+        if at < 0:
+            return []
+        self._held, self._at = text[at + len(_MESSAGE) :], self._in_message
+        recipient = _RECIPIENT.search(head)
+        self._called = recipient is not None and recipient[1] in self._names
+        thinks = self._split and recipient is None and "analysis" in head
+        self._kind = Thought if thinks else Content
+        if not self._called:
+            return []
+        self._raw, self._arguments = [head, _MESSAGE], []
+        return [CallBegin(self._index, self._new_id(), recipient[1])]
+
+    def _in_message(self) -> list[Event]:
+        text = self._held
+        places = [(at, mark) for mark in _ENDS if (at := text.find(mark)) >= 0]
+        if places:
+            at, mark = min(places)
+            self._held, self._at = text[at + len(mark) :], self._in_header
+            return self._said(text[:at]) + self._ended()
+        n = unfinished(text, _ENDS)
+        self._held = text[len(text) - n :]
+        return self._said(text[: len(text) - n])
+
+    def _said(self, text: str) -> list[Event]:
+        if not text:
+            return []
+        if not self._called:
+            return [self._kind(text)]
+        self._raw.append(text)
+        self._arguments.append(text)
+        return [CallArguments(self._index, text)]
+
+    def _ended(self) -> list[Event]:
+        if not self._called:
+            return []
+        complete = is_object("".join(self._arguments))
+        ended = CallEnd(self._index, complete, "".join(self._raw))
+        self._index += 1
+        self.n_complete += complete
+        self._called = False
+        return [ended]
+
+
+def _may_be_header(head: str) -> bool:
+    """Is this a header, or the beginning of one?"""
+    text = head.strip()
+    if len(text) > _MOST_HEADER:
+        return False
+    marks = (_START, "<|channel|>", "<|constrain|>", _MESSAGE)
+    text = text[: len(text) - unfinished(text, marks)]
+    if not text:
+        return True
+    begins = ("<|start|>", "<|channel|>", "<|constrain|>", "assistant", "to=")
+    return any(text.startswith(word) or word.startswith(text) for word in begins)

@@ -1,0 +1,130 @@
+"""Splits thoughts from an answer while it is being written: text in, events out."""
+
+from .events import CallBegin, Content, Event, Thought, unfinished
+from .parser import ToolParser
+from .thoughts import Thoughts
+
+
+class ThoughtParser:
+    """Splits thoughts from an answer; `calls` reads what follows, else it is content.
+
+    opened: the prompt ends with the opening tag. calls: a call that begins among the thoughts ends
+    them, since some models leave out the closing tag there. White space around thoughts is dropped.
+    Tags elsewhere are text.
+    """
+
+    def __init__(self, tags: Thoughts, opened: bool = False, calls: ToolParser | None = None):
+        self._tags, self._calls = tags, calls
+        self._held = ""
+        self._space = ""  # within thoughts: dropped at their ends
+        self._any = False  # is there a thought yet?
+        self._at = self._think if opened else self._begin
+        self._marks = (tags.closing, calls.opening) if calls and calls.opening else (tags.closing,)
+
+    def push(self, text: str) -> list[Event]:
+        """What is certain after this text."""
+        self._held += text
+        found: list[Event] = []
+        while self._held:
+            before = len(self._held), self._at
+            found += self._at()
+            if before == (len(self._held), self._at):
+                break
+        return found
+
+    def finish(self) -> list[Event]:
+        """The rest, at the end of the answer."""
+        held, self._held = self._held, ""
+        if self._at == self._think:
+            return self._thought(held)
+        if self._at == self._call:
+            return self._among(self._calls.push(held)) + self._among(self._calls.finish())
+        self._at = self._answer
+        self._held = "" if self._any else held
+        found = self.push("")
+        return found + (self._calls.finish() if self._calls else [])
+
+    def reason(self, reason: str) -> str:
+        """The finish_reason of an answer that ended for this reason."""
+        return self._calls.reason(reason) if self._calls else reason
+
+    # ---- States: each takes what it can of the held text ----
+
+    def _begin(self) -> list[Event]:
+        text = self._held.lstrip()
+        for tag, then in ((self._tags.opening, self._think), (self._tags.closing, self._end)):
+            if text.startswith(tag):
+                self._held, self._at = text[len(tag) :], then
+                return []
+        if not any(tag.startswith(text) for tag in (self._tags.opening, self._tags.closing)):
+            self._at = self._answer
+        return []
+
+    def _think(self) -> list[Event]:
+        text = self._held
+        places = [(at, mark) for mark in self._marks if (at := text.find(mark)) >= 0]
+        if places:
+            at, mark = min(places)
+            if mark == self._tags.closing:
+                self._held, self._at = text[at + len(mark) :], self._end
+                found = self._thought(text[:at])
+                self._space = ""
+                return found
+            self._held, self._at = text[at:], self._call
+            return self._thought(text[:at])
+        n = unfinished(text, self._marks)
+        self._held = text[len(text) - n :]
+        return self._thought(text[: len(text) - n])
+
+    def _call(self) -> list[Event]:
+        """Where a call may begin among the thoughts; a closing tag says that it was none."""
+        closing = self._tags.closing
+        if self._held.startswith(closing):
+            found = self._among(self._calls.finish())
+            if self._at == self._call:
+                self._at = self._think
+            return found
+        if closing.startswith(self._held):
+            return []  # it may become a closing tag
+        char, self._held = self._held[0], self._held[1:]
+        return self._among(self._calls.push(char))
+
+    def _among(self, events: list[Event]) -> list[Event]:
+        """Events of what stands among thoughts: what is no call is a thought."""
+        found: list[Event] = []
+        for event in events:
+            if isinstance(event, CallBegin):
+                self._at = self._answer
+            if isinstance(event, Content) and self._at == self._call:
+                found += self._thought(event.text)
+            else:
+                found.append(event)
+        if self._at == self._call and self._calls.idle:
+            self._calls.begin_again()
+            self._at = self._think
+        return found
+
+    def _end(self) -> list[Event]:
+        """Between the thoughts and the answer."""
+        self._held = self._held.lstrip()
+        if self._held:
+            self._at = self._answer
+        self._any = True
+        return []
+
+    def _answer(self) -> list[Event]:
+        text, self._held = self._held, ""
+        if self._calls is not None:
+            return self._calls.push(text)
+        return [Content(text)] if text else []
+
+    def _thought(self, text: str) -> list[Event]:
+        kept = self._space + text
+        if not self._any:
+            kept = kept.lstrip()
+        said = kept.rstrip()
+        self._space = kept[len(said) :]
+        if not said:
+            return []
+        self._any = True
+        return [Thought(said)]
