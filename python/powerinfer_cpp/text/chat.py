@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..core.logits import StoppingCriteriaList
-from .template import ChatTemplate
+from .template import ChatTemplate, TemplateError
 from .tools import ToolRequest, style_of, thoughts_of
-from .tools.history import checked_calls, with_thoughts
+from .tools.history import checked_calls, with_text_arguments, with_thoughts
 
 Message = Mapping[str, Any]
 
@@ -352,5 +352,22 @@ class TemplateFormat:
         checked = with_thoughts(check_messages(messages), self.thoughts)
         if self.style is not None:
             checked = self.style.history(checked)
-        text = self._template.render(checked, add_generation_prompt, tools=tools, **names)
+        text = self._rendered(checked, add_generation_prompt, {"tools": tools, **names})
         return Prompt(text, [self._eos] if self._eos else [])
+
+    def _rendered(self, messages: list[dict[str, Any]], begins: bool, names: dict[str, Any]) -> str:
+        """The text. Some templates join the arguments of calls to texts, and need them as such;
+        others would write a text as a string of JSON."""
+        calls = [call["function"] for m in messages for call in m.get("tool_calls", ())]
+        given = [call["arguments"] for call in calls if call["arguments"]]
+        try:
+            text = self._template.render(messages, begins, **names)
+            if not any(str(arguments) in text for arguments in given):
+                return text
+        except TemplateError:
+            if not calls:
+                raise
+        try:
+            return self._template.render(with_text_arguments(messages), begins, **names)
+        except TemplateError:
+            return self._template.render(messages, begins, **names)

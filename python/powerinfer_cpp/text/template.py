@@ -44,9 +44,12 @@ class ChatTemplate:
         names = {"messages": messages, "add_generation_prompt": add_generation_prompt, **more}
         return _ask(source=self.source, names={**self._names, **names})
 
-    def rendered(self, messages: list[dict[str, Any]], names: dict[str, Any]) -> str:
-        """The text of a chat, without the beginning of an answer. Raises TemplateError."""
-        return self.render(messages, False, tools=None, **names)
+    def rendered(
+        self, messages: list[dict[str, Any]], names: dict[str, Any], begins: bool = False
+    ) -> str:
+        """The text of a chat without tools. begins: with the beginning of an answer. Raises
+        TemplateError."""
+        return self.render(messages, begins, tools=None, **names)
 
 
 def _plain(value: Any) -> Any:

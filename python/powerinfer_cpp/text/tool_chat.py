@@ -69,7 +69,7 @@ def prepare(
         text += tags.tail  # the template knows no way to turn thoughts off
     thinks = begun is not None and not begun["content"] and "reasoning_content" in begun
     opened = tags is not None and (tags.opened_by(text) or thinks)
-    if forced and style.call is None:
+    if forced and not style.can_force(request):
         style = HERMES
     parser = _parser(style, request, None if thinking.raw else tags, opened)
     if tags is HARMONY_THOUGHTS:  # a parser of its own, which sees how the answer begins

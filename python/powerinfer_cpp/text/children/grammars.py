@@ -79,17 +79,54 @@ def _tool_calls(text: str) -> str:
         return " ".join(f"<[{tokens[p]}]>" if p in tokens else quoted(p) for p in parts)
 
     rules = JsonRules(_Strings())
+    texts: dict[str, str] = {}  # names of rules for raw texts, by their bodies
     calls = []
     for call in asked["calls"]:
         if not isinstance(call["schema"], dict):
             raise Refused("a tool's parameters are no JSON schema")
-        name = rules.add(parsed(json.dumps(call["schema"])))
-        calls.append(f"{literal(call['begin'])} {name} {literal(call['end'])}")
+        if call.get("arguments"):
+            body = _parameters(call, rules, literal, texts)
+        else:
+            body = rules.add(parsed(json.dumps(call["schema"]))) if "arguments" not in call else ""
+        calls.append(f"{literal(call['begin'])} {body} {literal(call['end'])}")
     between = f"{literal(asked['between'])} call"
     more = f"({between}){{0,{asked['most'] - 1}}}" if asked["most"] > 1 else ""
     start = f"start: {literal(asked['before'])} call {more} {literal(asked['after'])}"
-    lines = [start, f"call: {' | '.join(calls)}", rules.text()]
+    raw = [f"{name}[lazy]: {body}" for body, name in texts.items()]
+    lines = [start, f"call: {' | '.join(calls)}", *raw, rules.text()]
     return LLMatcher.grammar_from_lark(HEAD + "\n".join(lines))
+
+
+def _parameters(
+    call: dict[str, Any],
+    rules: JsonRules,
+    literal: Callable[[str], str],
+    texts: dict[str, str],
+) -> str:
+    """The parameters of a call one after another: strings as they are, the rest as JSON."""
+    schema, written = call["schema"], []
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    for name, (as_json, as_text) in call["arguments"].items():
+        value = schema["properties"][name]
+        if value.get("type") != "string":
+            before, after = map(literal, as_json)
+            body = f"{rules.add(parsed(json.dumps({**shared, **value})))} {after}"
+        elif "enum" in value or "const" in value:
+            before, after = map(literal, as_text)
+            allowed = value["enum"] if "enum" in value else [value["const"]]
+            body = f"({' | '.join(quoted(text) for text in allowed)}) {after}"
+        else:
+            before, after = literal(as_text[0]), literal(as_text[1])
+            # The text ends where what follows it begins: a text, or a control token.
+            mark, token, rest = after.partition("<[")
+            ends = json.loads(mark) if mark else ""
+            escaped = re.escape(ends).replace("\\\n", "\\n").replace("/", "\\/")
+            regex = f"/(?s:.*){escaped}/"
+            name_of = texts.setdefault(regex, f"raw{len(texts)}")
+            body = f"{name_of} {token}{rest}"
+        piece = f"{before} {body}"
+        written.append(piece if name in schema.get("required", ()) else f"({piece})?")
+    return " ".join(written)
 
 
 def _try(compiled: str) -> str | None:

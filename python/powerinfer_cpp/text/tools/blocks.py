@@ -39,7 +39,9 @@ _ARGUMENT = re.compile(
 _PAIR = re.compile(
     r"\s*<arg_key([^<>\s]*)>(.*?)</arg_key\1>\s*<arg_value\1>(.*?)</arg_value\1>\s*", re.DOTALL
 )
-_PAIRED_NAME = re.compile(r"\s*([^\s<{]+)\s*")
+_PAIRED_NAME = re.compile(r"\s*([^\s<{]+)\s*(?:<tool_sep[^<>\s]*>)?\s*")
+_PAIRED_CALL = re.compile(r"\s*<tool_call([^<>\s]*)>(.*?)</tool_call\1>\s*", re.DOTALL)
+_CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
 _WORDS = {"True": True, "False": False, "None": None}
 
 
@@ -72,13 +74,29 @@ def _arguments(text: str, tool: Tool) -> str | None:
         if match is None:
             return None
         is_text = None if match[4] is None else match[4] == "true"
-        found[match[3]] = _value(tool, match[3], _unpadded(match[5]), is_text)
+        data = _CDATA.fullmatch(match[5])
+        value, is_text = (data[1], True) if data else (_unpadded(match[5]), is_text)
+        found[match[3]] = _value(tool, match[3], value, is_text)
         at = match.end()
     return _json(found)
 
 
 def paired(text: str, tools: Tools) -> list[Read] | None:
-    """A name, and pairs of keys and values in tags."""
+    """A name, and pairs of keys and values in tags; or several, each in tags of its own."""
+    if not text.lstrip().startswith("<tool_call"):
+        return _pairs(text, tools)
+    found, at = [], 0
+    while at < len(text):
+        match = _PAIRED_CALL.match(text, at)
+        calls = _pairs(match[2], tools) if match else None
+        if calls is None:
+            return None
+        found += calls
+        at = match.end()
+    return found
+
+
+def _pairs(text: str, tools: Tools) -> list[Read] | None:
     name = _PAIRED_NAME.match(text)
     if name is None or name[1] not in tools:
         return None
@@ -113,6 +131,14 @@ def _value(tool: Tool, key: str, text: str, is_text: bool | None) -> Any:
     try:
         return json.loads(stripped)
     except (ValueError, RecursionError):
+        return _python_value(stripped) if stripped[:1] in ("{", "[") else text
+
+
+def _python_value(text: str) -> Any:
+    """Templates that know no JSON write Python, and models do as they do."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return text
 
 
@@ -185,11 +211,16 @@ def python(text: str, tools: Tools) -> list[Read] | None:
     return found or None
 
 
+class _JsonWords(ast.NodeTransformer):
+    """JSON's words, which some models write, as Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        words = {"true": True, "false": False, "null": None}
+        return ast.Constant(words[node.id]) if node.id in words else node
+
+
 def _literal(node: ast.expr) -> Any:
-    words = {"true": True, "false": False, "null": None}  # JSON's, which some models write
-    if isinstance(node, ast.Name) and node.id in words:
-        return words[node.id]
-    return ast.literal_eval(node)
+    return ast.literal_eval(_JsonWords().visit(node))
 
 
 _QUOTE = '<|"|>'

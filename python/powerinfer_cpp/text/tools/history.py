@@ -123,9 +123,9 @@ def with_thoughts(messages: Sequence[Message], thoughts: Thoughts | None) -> lis
         changed = dict(message)
         said = changed.pop("reasoning_content", None)
         if said and thoughts is not None:
-            if thoughts.field is None:
+            if thoughts.field == "content":
                 changed["content"] = thoughts.written(said) + changed["content"]
-            else:
+            elif thoughts.field is not None:
                 changed[thoughts.field] = said
         found.append(changed)
     return found
@@ -142,6 +142,17 @@ def in_channels(messages: Sequence[Message]) -> list[Message]:
             message = {**message, "thinking": thoughts, "content": ""}
         found.append(message)
     return found
+
+
+def without_empty_texts(messages: Sequence[Message]) -> list[Message]:
+    """(Checked) messages that call tools and say nothing have None as content: some templates look
+    for that."""
+    return [
+        {**message, "content": None}
+        if message.get("tool_calls") and not message["content"]
+        else message
+        for message in messages
+    ]
 
 
 def has_tools(messages: Sequence[Message]) -> bool:

@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from .harmony import THOUGHTS as HARMONY_THOUGHTS
 from .styles import HARMONY, style_of
 from .thoughts import Thoughts
 
-# Renders messages and further names, without the beginning of an answer. Raises ValueError.
-Render = Callable[[list[dict[str, Any]], dict[str, Any]], str]
+# Renders messages and further names, with or without the beginning of an answer. Raises ValueError.
+Render = Callable[[list[dict[str, Any]], dict[str, Any], bool], str]
 
 _FIELDS = ("reasoning_content", "thinking", "reasoning")
 # Tags of templates that take thoughts inside the content, or want them in parts of it.
@@ -22,9 +23,14 @@ _PAIRS = (
     ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
 _ON = {"enable_thinking": True, "thinking": True}
-_THOUGHT, _CONTENT = "Qzthoughtqz", "Qzcontentqz"
+_THOUGHT, _CONTENT, _NAME = "Qzthoughtqz", "Qzcontentqz", "qzname"
+_ASK = {"role": "user", "content": "Hi"}
+_CALL = {"id": "qzcall000", "type": "function", "function": {"name": _NAME, "arguments": {}}}
+_RESULT = {"role": "tool", "tool_call_id": "qzcall000", "name": _NAME, "content": "x"}
 _OPENING = re.compile(r"[<\[][^<>\[\]\n]{1,40}[>\]]?[^<>\[\]\n]{0,20}\s*\Z")
 _CLOSING = re.compile(r"\s*[<\[].{1,80}[>\]]\s*", re.DOTALL)
+_FIRST_TAG = re.compile(r"\s*[<\[][^<>\[\]\n]{1,40}[>\]]\s*")
+_MOST = 60  # characters of what opens thoughts
 
 
 def thoughts_of(source: str, render: Render) -> Thoughts | None:
@@ -32,26 +38,50 @@ def thoughts_of(source: str, render: Render) -> Thoughts | None:
     if style_of(source) is HARMONY:
         return HARMONY_THOUGHTS
     for field in (name for name in _FIELDS if re.search(rf"\b{name}\b", source)):
-        for names in ({}, _ON):
-            found = _written(field, names, render)
-            if found is not None:
-                return found
+        for calls in (False, True):  # some keep thoughts only beside calls
+            for names in ({}, _ON):
+                found = _written(field, calls, names, render)
+                if found is not None:
+                    return found
+    fields = any(re.search(rf"\b{name}\b", source) for name in _FIELDS)
     for opening, closing in _PAIRS:
         if opening in source or closing in source:
-            return Thoughts(opening, closing)
+            tags = Thoughts(opening, closing)
+            return replace(tags, field=_FIELDS[0]) if fields else _inside(tags, render)
     return None
 
 
-def _written(field: str, names: dict[str, Any], render: Render) -> Thoughts | None:
+def _written(field: str, calls: bool, names: dict[str, Any], render: Render) -> Thoughts | None:
     """The tags around thoughts that a message has in this field."""
-    said = {"role": "assistant", "content": _CONTENT, field: _THOUGHT}
+    said: dict[str, Any] = {"role": "assistant", "content": _CONTENT, field: _THOUGHT}
+    messages = [_ASK, {**said, "tool_calls": [_CALL]}, _RESULT] if calls else [_ASK, said]
     try:
-        text = render([{"role": "user", "content": "Hi"}, said], names)
+        prompt, text = render([_ASK], names, True), render(messages, names, False)
+        if prompt == render([_ASK], names, False):
+            prompt = text  # nothing says where an answer begins
     except ValueError:
         return None
     before, found, after = text.partition(_THOUGHT)
-    between, follows, _ = after.partition(_CONTENT)
-    begin = _OPENING.search(before)
-    if not found or not follows or begin is None or not _CLOSING.fullmatch(between):
+    if not found:
         return None
-    return Thoughts(begin[0].strip(), between.strip(), begin[0], between, field)
+    begin = before.removeprefix(prompt) if before.startswith(prompt) else ""
+    if not begin.strip() or len(begin) > _MOST:  # the prompt opens thoughts, or is another one
+        match = _OPENING.search(before)
+        begin = match[0] if match else ""
+    between = after.partition(_CONTENT)[0] if _CONTENT in after else after
+    end = between if _CLOSING.fullmatch(between) and _NAME not in between else None
+    if end is None and (match := _FIRST_TAG.match(after)):
+        end = match[0]
+    if not begin.strip() or not end:
+        return None
+    return Thoughts(begin.strip(), end.strip(), begin, end, field)
+
+
+def _inside(tags: Thoughts, render: Render) -> Thoughts:
+    """The tags with `field` "content" if a template writes thoughts that stand in the content."""
+    said = {"role": "assistant", "content": tags.written(_THOUGHT) + _CONTENT}
+    try:
+        kept = tags.written(_THOUGHT).strip() in render([_ASK, said], {}, False)
+    except ValueError:
+        kept = False
+    return replace(tags, field="content") if kept else tags

@@ -15,13 +15,13 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from . import blocks
 from .definitions import Tool, ToolRequest
-from .history import in_channels, one_by_one, with_short_ids, with_text_arguments
+from .history import in_channels, one_by_one, with_short_ids, without_empty_texts
 
 MAX_FORCED = 8  # calls in an answer that must call: a weak model would never stop by itself
 
@@ -69,6 +69,12 @@ class Style:
     history: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = list
     new_id: Callable[[], str] = _long_id
 
+    def can_force(self, request: ToolRequest) -> bool:
+        """Can a grammar hold calls to this style? Raw texts have no rules for their characters."""
+        if self.call is None or self.argument is None:
+            return self.call is not None
+        return all(_is_plain(tool.parameters) for tool in request.tools)
+
     def forced(self, request: ToolRequest) -> dict[str, Any]:
         """The answer that must call a tool, for LlamaGrammar.from_tool_calls."""
         assert self.call is not None
@@ -92,6 +98,35 @@ class Style:
             "most": MAX_FORCED if several else 1,
             "after": self.after,
         }
+
+
+def _is_plain(schema: Mapping[str, Any]) -> bool:
+    """Is a schema of parameters a list of properties, with strings of any characters or a choice of
+    them?"""
+    if not set(schema) <= _KEYS_OF_OBJECTS:
+        return False
+    for value in (schema.get("properties") or {}).values():
+        if not isinstance(value, Mapping):
+            return False
+        if value.get("type") == "string" and not set(value) <= _KEYS_OF_STRINGS:
+            return False
+        choices = value.get("enum", [value.get("const", "")])
+        if value.get("type") == "string" and not all(
+            isinstance(c, str) and "<" not in c for c in choices
+        ):
+            return False
+    return True
+
+
+_NOTES = {"type", "title", "description", "default", "examples", "$schema", "$comment"}
+_KEYS_OF_OBJECTS = _NOTES | {
+    "properties",
+    "required",
+    "additionalProperties",
+    "$defs",
+    "definitions",
+}
+_KEYS_OF_STRINGS = _NOTES | {"enum", "const"}
 
 
 def _with_key(key: str, begin: str = "", end: str = "") -> Callable[[Tool], tuple[str, str]]:
@@ -241,7 +276,6 @@ DEEPSEEK = Style(
     begin=_CALLS,
     between="",
     after=_CALLS_END,
-    history=with_text_arguments,
 )
 DEEPSEEK_R1 = Style(
     name="deepseek-r1",
@@ -260,7 +294,7 @@ DEEPSEEK_R1 = Style(
     begin=_CALLS,
     between="\n",
     after=_CALLS_END,
-    history=with_text_arguments,
+    history=without_empty_texts,
 )
 KIMI = Style(
     name="kimi",
@@ -330,7 +364,91 @@ COHERE = replace(
 APERTUS = replace(
     _list("apertus", "<|tools_prefix|>", "<|tools_suffix|>"),
     call=lambda tool: (f"{{{json.dumps(tool.name)}: ", "}"),
-    history=with_text_arguments,
+)
+APRIEL = _list("apriel", "<tool_calls>", "</tool_calls>")
+HUNYUAN = Style(
+    name="hunyuan",
+    opening="<tool_calls:opensource>",
+    closing="</tool_calls:opensource>",
+    control=(
+        *("<tool_calls:opensource>", "</tool_calls:opensource>"),
+        *("<tool_call:opensource>", "</tool_call:opensource>", "<tool_sep:opensource>"),
+        *("<arg_key:opensource>", "</arg_key:opensource>"),
+        *("<arg_value:opensource>", "</arg_value:opensource>"),
+    ),
+    read=blocks.paired,
+    call=lambda tool: (
+        f"<tool_call:opensource>{tool.name}<tool_sep:opensource>\n",
+        "</tool_call:opensource>\n",
+    ),
+    argument=_around(
+        "<arg_key:opensource>",
+        "</arg_key:opensource>\n<arg_value:opensource>",
+        "</arg_value:opensource>\n",
+    ),
+    begin="<tool_calls:opensource>",
+    before="\n",
+    between="",
+    after="</tool_calls:opensource>",
+)
+SOLAR = Style(
+    name="solar",
+    opening="<|tool_calls|>",
+    control=(
+        "<|tool_calls|>",
+        "<|tool_call:begin|>",
+        "<|tool_call:name|>",
+        "<|tool_call:args|>",
+        "<|tool_call:end|>",
+    ),
+    closing="<|calls|>",
+    read=blocks.separated(
+        r"<\|tool_call:begin\|>(?P<id>[^<]*)<\|tool_call:name\|>(?P<name>[\w-]+)"
+        r"<\|tool_call:args\|>\s*(?P<arguments>\{.*?\})\s*<\|tool_call:end\|>"
+    ),
+    unclosed=True,
+    call=lambda tool: (
+        f"<|tool_call:begin|>{_long_id()}<|tool_call:name|>{tool.name}<|tool_call:args|>",
+        "<|tool_call:end|>",
+    ),
+    begin="<|tool_calls|>",
+    between="",
+)
+
+
+def _alone(name: str, opening: str, between: tuple[str, str]) -> Style:
+    """XML without anything around it."""
+    closing = "</function>"
+    return Style(
+        name=name,
+        opening=opening,
+        closing=closing,
+        control=(),
+        read=lambda text, tools: blocks.tagged(opening + text + closing, tools),
+        call=lambda tool: (f"{tool.name}{between[0]}", closing),
+        begin=opening,
+        between=opening,
+    )
+
+
+FUNCTIONARY = _alone("functionary", "<function=", (">", ""))
+MINICPM = replace(
+    _alone("minicpm", '<function name="', ('">', "")),
+    argument=lambda name, _raw: (f'<param name="{name}">', "</param>"),
+)
+ATEM = Style(
+    name="atem",
+    opening="<atem:function_calls>",
+    closing="</atem:function_calls>",
+    control=("<atem:function_calls>", "</atem:function_calls>"),
+    read=blocks.tagged,
+    unclosed=True,
+    call=lambda tool: (f'<atem:invoke name="{tool.name}">\n', "</atem:invoke>\n"),
+    argument=lambda name, _raw: (f'<atem:parameter name="{name}">', "</atem:parameter>\n"),
+    begin="<atem:function_calls>",
+    before="\n",
+    between="",
+    after="</atem:function_calls>",
 )
 HARMONY = Style(
     name="harmony",
@@ -361,6 +479,12 @@ STYLES = {
         NEMOTRON,
         COHERE,
         APERTUS,
+        APRIEL,
+        HUNYUAN,
+        SOLAR,
+        FUNCTIONARY,
+        MINICPM,
+        ATEM,
         HARMONY,
     )
 }
@@ -380,7 +504,14 @@ _MARKS: tuple[tuple[Style, tuple[str, ...]], ...] = (
     (NEMOTRON, (NEMOTRON.opening,)),
     (COHERE, (COHERE.opening,)),
     (APERTUS, (APERTUS.opening,)),
+    (APRIEL, ("<tool_calls>[",)),
+    (HUNYUAN, ("<tool_calls{}>",)),
+    (HUNYUAN, (HUNYUAN.opening,)),
+    (SOLAR, (SOLAR.opening, "<|tool_call:begin|>")),
+    (ATEM, (ATEM.opening,)),
+    (MINICPM, (MINICPM.opening,)),
     (QWEN_CODER, ("<tool_call>", "<function=")),
+    (FUNCTIONARY, ("<function=", "</function>")),
     (GLM, ("<tool_call>", "<arg_key>")),
 )
 

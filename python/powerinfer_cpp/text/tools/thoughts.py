@@ -9,7 +9,7 @@ class Thoughts:
 
     opening, closing: the tags, without the white space around them. begin, end: the same as a
     template writes them, with it. field: under which name a template takes the thoughts of earlier
-    messages; None: it knows only their tags, inside of the content.
+    messages; "content": with their tags before the text; None: it has no place for them.
     """
 
     opening: str

@@ -1,0 +1,312 @@
+"""Calls that are read as a whole, as models of many families write them, and bare JSON."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from powerinfer_cpp.text.chat import TemplateFormat
+from powerinfer_cpp.text.tools import (
+    STYLES,
+    HarmonyParser,
+    ToolParser,
+    ToolRequest,
+    check_tools,
+    message,
+    style_of,
+)
+
+from powerinfer_cpp import LlamaGrammar
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "n": {"type": "integer"},
+        "more": {"type": "object", "properties": {"deep": {"type": "boolean"}}},
+    },
+    "required": ["city"],
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "look", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "now"}},
+]
+REQUEST = ToolRequest.of(TOOLS)
+assert REQUEST is not None
+FIRST = {"city": '12 "<a>"\nb', "n": 3, "more": {"deep": True}}
+D = "\uff5cDSML\uff5c"
+
+
+def deepseek(mark: str) -> str:
+    return f"<\uff5ctool\u2581{mark}\uff5c>"
+
+
+JSON = json.dumps(FIRST)
+TEXTS = {
+    "qwen-coder": '<tool_call>\n<function=look>\n<parameter=city>\n12 "<a>"\nb\n</parameter>\n'
+    '<parameter=n>\n3\n</parameter>\n<parameter=more>\n{"deep": true}\n</parameter>\n'
+    "</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    "seed": '<seed:tool_call>\n<function=look>\n<parameter=city>12 "<a>"\nb</parameter>\n'
+    "<parameter=n>3</parameter>\n<parameter=more>{'deep': True}</parameter>\n</function>\n"
+    "</seed:tool_call><seed:tool_call><function=now></function></seed:tool_call>",
+    "glm": '<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>12 "<a>"\nb</arg_value>\n'
+    "<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n<arg_key>more</arg_key>\n"
+    '<arg_value>{"deep": true}</arg_value>\n</tool_call>\n<tool_call>now</tool_call>',
+    "hunyuan": "<tool_calls:opensource>\n<tool_call:opensource>look<tool_sep:opensource>\n"
+    '<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>12 "<a>"\nb'
+    "</arg_value:opensource>\n<arg_key:opensource>n</arg_key:opensource>\n"
+    "<arg_value:opensource>3</arg_value:opensource>\n<arg_key:opensource>more"
+    '</arg_key:opensource>\n<arg_value:opensource>{"deep": true}</arg_value:opensource>\n'
+    "</tool_call:opensource>\n<tool_call:opensource>now<tool_sep:opensource>\n"
+    "</tool_call:opensource>\n</tool_calls:opensource>",
+    "minimax": '<minimax:tool_call>\n<invoke name="look">\n<parameter name="city">12 "<a>"\nb'
+    '</parameter>\n<parameter name="n">3</parameter>\n<parameter name="more">{"deep": true}'
+    '</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+    "atem": '<atem:function_calls>\n<atem:invoke name="look">\n<atem:parameter name="city">'
+    '12 "<a>"\nb</atem:parameter>\n<atem:parameter name="n">3</atem:parameter>\n'
+    '<atem:parameter name="more">{"deep": true}</atem:parameter>\n</atem:invoke>\n'
+    '<atem:invoke name="now">\n</atem:invoke>\n</atem:function_calls>',
+    "minicpm": '<function name="look"><param name="city"><![CDATA[12 "<a>"\nb]]></param>'
+    '<param name="n">3</param><param name="more">{"deep": true}</param></function>\n'
+    '<function name="now"></function>',
+    "functionary": f"<function=look>{JSON}</function><function=now>{{}}</function>",
+    "dsml-function_calls": f'<{D}function_calls>\n<{D}invoke name="look">\n'
+    f'<{D}parameter name="city" string="true">12 "<a>"\nb</{D}parameter>\n'
+    f'<{D}parameter name="n" string="false">3</{D}parameter>\n'
+    f'<{D}parameter name="more" string="false">{{"deep": true}}</{D}parameter>\n'
+    f'</{D}invoke>\n<{D}invoke name="now">\n</{D}invoke>\n</{D}function_calls>',
+    "deepseek": f"{deepseek('calls▁begin')}{deepseek('call▁begin')}look{deepseek('sep')}{JSON}"
+    f"{deepseek('call▁end')}{deepseek('call▁begin')}now{deepseek('sep')}{{}}"
+    f"{deepseek('call▁end')}{deepseek('calls▁end')}",
+    "deepseek-r1": f"{deepseek('calls▁begin')}{deepseek('call▁begin')}function{deepseek('sep')}look"
+    f"\n```json\n{JSON}\n```{deepseek('call▁end')}\n{deepseek('call▁begin')}function"
+    f"{deepseek('sep')}now\n```json\n{{}}\n```{deepseek('call▁end')}{deepseek('calls▁end')}",
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0"
+    f"<|tool_call_argument_begin|>{JSON}<|tool_call_end|><|tool_call_begin|>functions.now:1"
+    "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+    "lfm2": '<|tool_call_start|>[look(city=\'12 "<a>"\\nb\', n=3, more={"deep": true}), now()]'
+    "<|tool_call_end|>",
+    "gemma-4": '<|tool_call>call:look{city:<|"|>12 "<a>"\nb<|"|>,n:3,more:{deep:true}}<tool_call|>'
+    "<|tool_call>call:now{}<tool_call|>",
+    "nemotron": f'<TOOLCALL>[{{"name": "look", "arguments": {JSON}}}, '
+    '{"name": "now", "arguments": {}}]</TOOLCALL>',
+    "apriel": f'<tool_calls>[{{"name": "look", "arguments": {JSON}, "id": "1"}}, '
+    '{"name": "now", "arguments": {}}]</tool_calls>',
+    "cohere": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "look", "parameters": '
+    f'{JSON}}},\n    {{"tool_call_id": "1", "tool_name": "now", "parameters": {{}}}}\n]'
+    "<|END_ACTION|>",
+    "apertus": f'<|tools_prefix|>[{{"look": {JSON}}}, {{"now": {{}}}}]<|tools_suffix|>',
+    "solar": "<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>look<|tool_call:args|>"
+    f"{JSON}<|tool_call:end|><|tool_call:begin|>a2<|tool_call:name|>now<|tool_call:args|>{{}}"
+    "<|tool_call:end|><|calls|>",
+}
+
+
+def parse(style: str, pieces: Sequence[str]) -> dict[str, Any]:
+    ids = itertools.count()
+    one = ToolParser(
+        STYLES[style], REQUEST.names, new_id=lambda: f"c{next(ids)}", tools=REQUEST.tools
+    )
+    events = [event for piece in pieces for event in one.push(piece)]
+    return message(events + one.finish())
+
+
+def calls(found: dict[str, Any]) -> list[tuple[str, Any]]:
+    of = [call["function"] for call in found.get("tool_calls", [])]
+    return [(call["name"], json.loads(call["arguments"])) for call in of]
+
+
+@pytest.mark.parametrize("style", TEXTS)
+def test_calls_of_a_style(style: str) -> None:
+    text = TEXTS[style]
+    found = parse(style, [text])
+    assert calls(found) == [("look", FIRST), ("now", {})] and found["content"] is None
+    for at in range(len(text)):
+        assert parse(style, [text[:at], text[at:]]) == found
+    around = parse(style, [f"I look. {text}\n Well"])
+    assert calls(around) == calls(found) and around["content"].split() == ["I", "look.", "Well"]
+
+
+@pytest.mark.parametrize("style", TEXTS)
+def test_what_is_no_call_of_a_style(style: str) -> None:
+    """Calls of other functions, and what is cut, are text, unchanged."""
+    text = TEXTS[style]
+    for other in (text.replace("look", "odd").replace("now", "odder"), text[: len(text) // 3]):
+        assert parse(style, [other]) == {"role": "assistant", "content": other}
+    opening = STYLES[style].opening
+    assert parse(style, [f"{opening} {STYLES[style].closing}"])["content"].startswith(opening)
+
+
+def test_ids_that_must_come_back() -> None:
+    ids = [call["id"] for call in parse("kimi", [TEXTS["kimi"]])["tool_calls"]]
+    assert ids == ["functions.look:0", "functions.now:1"]
+
+
+def test_values_follow_the_schema() -> None:
+    """A text that looks like a number stays one where the schema says so."""
+
+    def value(kind: Any, text: str) -> Any:
+        schema = {"type": "object", "properties": {"a": {"type": kind} if kind else {}}}
+        (tool,) = check_tools(
+            [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        )
+        one = ToolParser(STYLES["qwen-coder"], {"f"}, tools=[tool])
+        said = f"<tool_call><function=f><parameter=a>{text}</parameter></function></tool_call>"
+        ((_, found),) = calls(message(one.push(said) + one.finish()))
+        return found["a"]
+
+    assert value("string", "12") == "12" and value("integer", "12") == 12
+    assert value(["string", "null"], "null") is None and value(None, "[1]") == [1]
+    assert value("string", "null") == "null" and value("boolean", "True") is True
+    assert value("object", "{'a': None}") == {"a": None} and value("object", "{odd") == "{odd"
+    assert value("string", "\n\n a \n\n") == "\n a \n"
+
+
+CALL = '{"name": "look", "arguments": {"city": "x"}}'
+LOOK = [("look", {"city": "x"})]
+
+
+@pytest.mark.parametrize("style", ["hermes", "mistral", "qwen-coder", "glm"])
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (CALL, None),
+        (f" {CALL}\n", None),
+        (f"```json\n{CALL}\n```", None),
+        (f"```\n{CALL}\n```\n", None),
+        (f"```json\n{CALL}", None),
+        (f"{{{CALL}}}", None),
+        (f"```json\n{{{CALL}\n}}\n```", None),
+        (f"I look:\n```json\n{CALL}\n```\nWell.", "I look:\nWell."),
+    ],
+)
+def test_bare_and_fenced_calls(style: str, text: str, content: str | None) -> None:
+    found = parse(style, [text])
+    assert calls(found) == LOOK
+    assert (found["content"] or "").split() == (content or "").split()
+    for at in range(len(text)):
+        assert parse(style, [text[:at], text[at:]]) == found
+    assert parse(style, text) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"I call {CALL}",
+        f"{CALL} now",
+        f"{CALL}{CALL}",
+        CALL.replace("look", "odd"),
+        CALL.replace('{"city": "x"}', '["x"]'),
+        CALL[:-1],
+        f"{{{CALL}",
+        f"{CALL}}}",
+        '{"name": "look", "age": 3}',
+        '{"city": "x"}',
+        '{"name": "look", "arguments": {"city": "x"}, "other": 1',
+        f"```json\n{CALL}\nand\n```",
+        f"```python\nprint({CALL})\n```",
+        f"```json\n[{CALL}]\n```",
+        "```\n{\n```",
+        "`look`",
+        "``` ``` `",
+        f"text ```json\n{CALL}\n``` in a line",
+    ],
+)
+def test_json_that_is_no_call(text: str) -> None:
+    for style in ("hermes", "qwen-coder"):
+        found = parse(style, [text])
+        assert found == {"role": "assistant", "content": text}
+        assert parse(style, text) == found
+
+
+def test_which_style_a_template_has() -> None:
+    for name, opening in (
+        ("kimi", "<|tool_calls_section_begin|>"),
+        ("minimax", "<minimax:tool_call>"),
+        ("deepseek", deepseek("calls▁begin")),
+        ("deepseek-r1", deepseek("calls▁begin") + "```json"),
+        ("dsml-tool_calls", f"<{D}tool_calls>"),
+        ("gemma-4", "<|tool_call>call:"),
+        ("harmony", "<|start|><|channel|><|message|>functions."),
+        ("functionary", "<function=x></function>"),
+        ("qwen-coder", "<tool_call><function=x></function>"),
+        ("hunyuan", "<tool_calls{}>"),
+    ):
+        found = style_of(f"{{% if tools %}}{opening}{{% endif %}}")
+        assert found is not None and found.name == name
+
+
+# ---- Templates ----
+
+
+def test_arguments_as_a_template_takes_them() -> None:
+    """As an object, or as a text where the template joins it to others."""
+    said = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "a", "function": {"name": "look", "arguments": '{"n": 3}'}}],
+    }
+    ask = {"role": "user", "content": "x"}
+    for written in ("call.arguments | tojson", "call.arguments", "'' + call.arguments"):
+        source = (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}{% set call = c.function %}"
+            f"<{{{{ {written} }}}}>{{% endfor %}}{{% endfor %}}"
+        )
+        assert TemplateFormat(source, "", "")([ask, said]).text == '<{"n": 3}>'
+
+
+# ---- Forced calls ----
+
+
+def plain_bytes(compiled: str, seed: int) -> str | None:
+    """A text that a grammar admits, drawn at random; None if it is long."""
+    llguidance = pytest.importorskip("llguidance")
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), compiled, log_level=0)
+    draw, out = random.Random(seed), bytearray()
+    for _ in range(3000):
+        bits = matcher.compute_bitmask()
+        allowed = [i for i in range(256) if bits[i >> 3] >> (i & 7) & 1]
+        if matcher.is_accepting() and (not allowed or draw.random() < 0.5):
+            return out.decode()
+        closing = [byte for byte in b'\n</"}>\xef\xbd\x9c' if byte in allowed]
+        text = [byte for byte in allowed if 32 <= byte < 127]
+        token = draw.choice(closing if closing and draw.random() < 0.3 else text or allowed)
+        assert matcher.consume_token(token)
+        out.append(token)
+    return None
+
+
+@pytest.mark.parametrize("style", [name for name, s in STYLES.items() if s.call is not None])
+def test_forced_calls_are_read(style: str) -> None:
+    """What a grammar admits is a call, with arguments that follow the schema."""
+    request = ToolRequest.of(TOOLS, "required")
+    assert request is not None and STYLES[style].can_force(request)
+    grammar = LlamaGrammar.from_tool_calls(STYLES[style].forced(request))
+    texts = [text for seed in range(8) if (text := plain_bytes(grammar._compiled, seed))]
+    assert texts
+    for text in texts:
+        text = STYLES[style].begin + text
+        if style == "harmony":
+            one = HarmonyParser(request.names)
+            found = message(one.push(text) + one.finish())
+        else:
+            found = parse(style, [text])
+        assert found["content"] is None, text
+        for name, given in calls(found):
+            assert name == "now" or isinstance(given["city"], str)
+            assert isinstance(given.get("n", 0), int)
+
+
+def test_what_a_style_cannot_force() -> None:
+    """Raw texts have no rules for their characters: then calls are JSON, in the style of Hermes."""
+    for more in ({"pattern": "a+"}, {"format": "date"}, {"enum": ["<", "a"]}):
+        schema = {"type": "object", "properties": {"a": {"type": "string", **more}}}
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        request = ToolRequest.of(tools, "required")
+        assert request is not None
+        assert not STYLES["qwen-coder"].can_force(request) and STYLES["kimi"].can_force(request)
+    assert not STYLES["lfm2"].can_force(request)
