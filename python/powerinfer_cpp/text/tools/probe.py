@@ -43,11 +43,12 @@ def thoughts_of(source: str, render: Render) -> Thoughts | None:
                 found = _written(field, calls, names, render)
                 if found is not None:
                     return found
-    fields = any(re.search(rf"\b{name}\b", source) for name in _FIELDS)
     for opening, closing in _PAIRS:
         if opening in source or closing in source:
             tags = Thoughts(opening, closing)
-            return replace(tags, field=_FIELDS[0]) if fields else _inside(tags, render)
+            # It may take them in chats that were not tried.
+            known = _FIELDS[0] in source
+            return replace(tags, field=_FIELDS[0]) if known else _inside(tags, render)
     return None
 
 
