@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from .core.logits import Ids, Scores, StoppingCriteriaList
 from .text import chat
 from .text.template import ChatTemplate
-from .text.tools import ToolRequest, style_of
+from .text.tools import ToolRequest, style_of, thoughts_of
+from .text.tools.history import with_thoughts
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -71,11 +72,13 @@ class Jinja2ChatFormatter:
         self.stop_token_ids = None if stop_token_ids is None else set(stop_token_ids)
         self.style = style_of(template)  # how it writes calls of tools
         self._template = ChatTemplate(template, bos_token, eos_token)
+        self.thoughts = thoughts_of(template, self._template.rendered)
 
     def __call__(self, *, messages: Messages, **kwargs: Any) -> ChatFormatterResponse:
         """The prompt. kwargs: further names for the template."""
         names = {"tools": None, "functions": None, **kwargs}
-        prompt = self._template.render(list(messages), self.add_generation_prompt, **names)
+        begins = names.pop("add_generation_prompt", self.add_generation_prompt)
+        prompt = self._template.render(list(messages), begins, **names)
         stop = [self.eos_token] if self.eos_token else []
         return ChatFormatterResponse(prompt, stop, self._criteria(), added_special=True)
 
@@ -100,9 +103,13 @@ class _Format:
     def __init__(self, formatter: ChatFormatter):
         self._formatter = formatter
         self.style = getattr(formatter, "style", None)
+        self.thoughts = getattr(formatter, "thoughts", None)
+        self.takes_names = isinstance(formatter, Jinja2ChatFormatter)
 
-    def __call__(self, messages: Messages, request: ToolRequest | None = None) -> chat.Prompt:
-        checked = chat.check_messages(messages)
+    def __call__(
+        self, messages: Messages, request: ToolRequest | None = None, **names: Any
+    ) -> chat.Prompt:
+        checked = with_thoughts(chat.check_messages(messages), self.thoughts)
         if self.style is not None:
             checked = self.style.history(checked)
         tools = None if request is None else [tool.as_dict() for tool in request.tools]
@@ -113,6 +120,7 @@ class _Format:
             function_call=None,
             tools=tools,
             tool_choice=None if request is None else request.choice,
+            **names,
         )
         stop = [found.stop] if isinstance(found.stop, str) else list(found.stop or [])
         return chat.Prompt(found.prompt, stop, found.stopping_criteria)

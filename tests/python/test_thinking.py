@@ -13,6 +13,8 @@ import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from powerinfer_cpp.cli.terminal.talk import Talk
+from powerinfer_cpp.llama_chat_format import Jinja2ChatFormatter
 from powerinfer_cpp.text.chat import TemplateFormat
 from powerinfer_cpp.text.thinking import Thinking
 from powerinfer_cpp.text.thought_limit import ThoughtLimit, ThoughtProcessor
@@ -481,3 +483,78 @@ def test_a_grammar_waits_for_the_answer(models: Any) -> None:
     assert found["reasoning_content"] and found["content"] is None
     (call, *_) = found["tool_calls"]
     assert isinstance(json.loads(call["function"]["arguments"])["a"], int)
+
+
+def test_a_formatter_of_a_template(models: Any) -> None:
+    """A handler that llama_chat_format makes thinks as the file's template does."""
+    llm = models(PLAIN)
+    llm.chat_handler = Jinja2ChatFormatter(INSIDE, "</s>", "<s>").to_chat_handler()
+    try:
+        found = answer(llm, "Hm.</think>Yes.")
+        assert (found["message"]["reasoning_content"], found["message"]["content"]) == (
+            "Hm.",
+            "Yes.",
+        )
+        off = answer(llm, "Hm.</think>Yes.", chat_template_kwargs={"enable_thinking": False})
+        assert off["message"]["content"] == "Hm.</think>Yes."
+    finally:
+        llm.chat_handler = None
+
+
+def test_talks_of_the_command(models: Any) -> None:
+    """Thoughts are shown before the answer, and kept for the template."""
+    llm = models(QWEN)
+    said = tiny.Say(llm, "<think>\nHm.\n</think>\n\nYes.")
+    keywords = {"stream": True, "max_tokens": 99, "logits_processor": said}
+    talk, shown = Talk(llm, "", keywords, plain=False), []
+    talk.say("Why?")
+    text = "".join(talk.answer(lambda: None, shown.append))
+    assert text == "Yes." and "".join(shown) == "<think>\nHm.\n</think>\n\n"
+    talk.heard(text)
+    assert talk.messages[-1] == {
+        "role": "assistant",
+        "content": "Yes.",
+        "reasoning_content": "Hm.",
+    }
+
+
+GPT = """{% for m in messages %}{% if m.role == 'assistant' %}<|start|>assistant\
+{% if m.tool_calls %}{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}\
+<|channel|>analysis<|message|>{{ m.thinking }}<|end|><|start|>assistant to=functions.\
+{{ m.tool_calls[0].function.name }}<|channel|>commentary json<|message|>\
+{{ m.tool_calls[0].function.arguments | tojson }}<|call|>{% else %}\
+<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}\
+{% elif m.role == 'tool' %}<|start|>functions.x to=assistant<|channel|>commentary<|message|>\
+{{ m.content }}<|end|>{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>\
+{% endif %}{% endfor %}{% if tools %}namespace functions{% endif %}\
+{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
+
+
+def test_harmony_of_a_template() -> None:
+    made = turn(GPT, ASK)
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>A"
+    found = message(made.parser.push(text) + made.parser.finish())
+    assert found == {"role": "assistant", "content": "A", "reasoning_content": "Hm."}
+    assert turn(GPT, ASK, reasoning_format="none").parser is None
+    begun = turn(GPT, BEGUN)
+    assert begun.text.endswith("<|start|>assistant<|channel|>final<|message|>Because")
+    found = message(begun.parser.push(" so.") + begun.parser.finish())
+    assert found == {"role": "assistant", "content": " so."}
+    thinks = turn(GPT, [*ASK, {"role": "assistant", "content": "", "reasoning_content": "Hm"}])
+    assert thinks.text.endswith("<|channel|>analysis<|message|>Hm")
+    text = "m.<|end|><|start|>assistant<|channel|>final<|message|>A"
+    found = message(thinks.parser.push(text) + thinks.parser.finish())
+    assert found == {"role": "assistant", "content": "A", "reasoning_content": "m."}
+    grammar = LlamaGrammar("")
+    held = prepare(template(GPT), ASK, None, lambda _: {}, grammar)
+    assert held.text.endswith("<|start|>assistant<|channel|>final<|message|>")
+    assert message(held.parser.push("{}") + held.parser.finish())["content"] == "{}"
+    forced = turn(GPT, ASK, tools=TOOLS, tool_choice="required")
+    assert forced.text.endswith("<|start|>assistant<|channel|>commentary to=functions.")
+    text = 'add <|constrain|>json<|message|>{"a": 1}'
+    (call,) = message(forced.parser.push(text) + forced.parser.finish())["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    call = {"id": "a", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    said = {"role": "assistant", "content": "I add.", "thinking": "Hm.", "tool_calls": [call]}
+    again = turn(GPT, [*ASK, said, {"role": "tool", "tool_call_id": "a", "content": "1"}])
+    assert "<|message|>Hm.\n\nI add.<|end|><|start|>assistant to=functions.add" in again.text

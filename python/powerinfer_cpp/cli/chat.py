@@ -8,7 +8,7 @@ from ..core.log import tell
 from ..core.printable import printable
 from ..llama import Llama
 from ..text.chat import FORMATS
-from . import generating
+from . import generating, reasoning
 from .terminal.chat_commands import COMMANDS, WITH_FILES, Again, Commands, Ended
 from .terminal.history import HistoryFile, history_path
 from .terminal.lines import EditedLines, Lines, open_lines
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     used.add_argument("--chat-template", metavar="TEXT", help="a Jinja template, or such a name")
     used.add_argument("--chat-template-file", metavar="FILE", help="a template from a file")
+    reasoning.add_arguments(parser)
     parser.add_argument(
         "--no-history",
         action="store_true",
@@ -95,6 +96,8 @@ class _Chat:
                 "--chat-format names another"
             )
         keywords = generating.writing(llm, args)
+        if not plain:
+            keywords |= reasoning.keywords(args)
         self._talk, self._args = Talk(llm, system, keywords, plain), args
         self._alive = sys.stdin.isatty()
         self._commands = Commands(self._talk, _tell, args.seed, self._alive)
@@ -166,8 +169,13 @@ class _Chat:
         def forget() -> None:
             _tell("the context is full: the oldest question is forgotten")
 
+        def think(piece: str) -> None:
+            """Shows thoughts to a person, before the answer."""
+            if self._alive:
+                generating.put(piece)
+
         try:
-            for piece in generating.until_stop(talk.answer(forget), self._args):
+            for piece in generating.until_stop(talk.answer(forget, think), self._args):
                 said += piece
                 generating.put(piece)
             whole = True

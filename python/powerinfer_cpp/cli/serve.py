@@ -9,6 +9,7 @@ from ..core.gguf import Gguf
 from ..core.options import MOST_GIB
 from ..run.prefix_files import PrefixFiles
 from ..text.chat import FORMATS
+from . import reasoning
 from .common import (
     MOST_POSITIONS,
     adapter_options,
@@ -99,6 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat-format", metavar="NAME", help=f"instead of the file's: {', '.join(FORMATS)}"
     )
+    reasoning.add_arguments(parser)
     parser.add_argument(
         "--pooling",
         choices=_POOLINGS,
@@ -134,6 +136,7 @@ def run(args: argparse.Namespace) -> None:
         "n_queue": args.queue,
         "draft_model": draft_of(args),
         "pooling_type": _POOLINGS.get(args.pooling, -1),
+        "thinking": reasoning.thinking(args),
     }
     if args.prompt_cache_dir is not None:
         n_bytes = int((args.prompt_cache_size or CACHE_GIB) * 2**30)

@@ -210,8 +210,8 @@ class ServedModel(Llama):
             return [i for i in range(self._model.n_vocab) if self._model.ends(i)]
 
     def n_tokens_of(self, text: str) -> int:
-        """Tokens of a text by itself."""
-        return len(self.tokenize(text.encode("utf-8"), add_bos=False)) if text else 0
+        """Tokens of a text that follows another."""
+        return len(self._model.tokenize_behind(text.encode("utf-8")))
 
     def placed(self, ticket: Ticket, text: str) -> list[Placed]:
         """The recorded choices of a prompt's tokens; text: the prompt."""

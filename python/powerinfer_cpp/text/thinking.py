@@ -77,12 +77,12 @@ class Thinking:
         """
         names = template_kwargs(chat_template_kwargs)
         where = "chat_template_kwargs."
-        on = _flag(f"{where}enable_thinking", names.get("enable_thinking"))
-        if on is None and isinstance(names.get("thinking"), bool):
-            on = names["thinking"]
+        on = _flag(f"{where}enable_thinking", names.pop("enable_thinking", None))
+        if isinstance(names.get("thinking"), bool):  # DeepSeek's name
+            on = names.pop("thinking") if on is None else on
         given = _flag("enable_thinking", enable_thinking)
         on = on if given is None else given
-        effort = names.get("reasoning_effort")
+        effort = names.pop("reasoning_effort", None)
         if effort is not None and not isinstance(effort, str):
             raise ValueError(f"{where}reasoning_effort must be a string")
         if reasoning_effort is not None:
@@ -94,9 +94,6 @@ class Thinking:
         if limit is not None:
             budget = None if limit < 0 else limit
             on = False if limit == 0 else on
-        for name in ("enable_thinking", "thinking", "reasoning_effort"):
-            if given is not None or reasoning_effort is not None:
-                names.pop(name, None)
         if reasoning_format not in (None, *FORMATS):
             raise ValueError(f"reasoning_format must be one of {', '.join(FORMATS)}")
         continues = _flag("continue_final_message", continue_final_message)

@@ -26,6 +26,7 @@ class Talk:
         self.llm, self.system, self.keywords, self.plain = llm, system, keywords, plain
         self.messages: list[Message] = []
         self.full = False  # the last answer ended where the context does
+        self._thoughts = ""  # of the last answer
 
     def say(self, text: str) -> None:
         """Adds what the user says. Parts of a text are on lines of their own, unless one begins
@@ -50,13 +51,17 @@ class Talk:
             self.messages.pop()
         return bool(self.messages)
 
-    def answer(self, forget: Callable[[], None]) -> Iterator[str]:
+    def answer(
+        self, forget: Callable[[], None], think: Callable[[str], None] = lambda piece: None
+    ) -> Iterator[str]:
         """The pieces of the answer to the messages; `heard` adds it to them.
 
         forget: called for each time that the oldest messages are dropped, so that the others fit.
-        Raises the errors of create_chat_completion.
+        think: called with the pieces of thoughts and their tags. Raises the errors of
+        create_chat_completion.
         """
-        self.full = False
+        self.full, self._thoughts = False, ""
+        thinks = False
         while True:
             try:
                 chunks = self._chunks()
@@ -71,13 +76,23 @@ class Talk:
             choice = chunk["choices"][0]
             if choice["finish_reason"] == "length" and (self.keywords["max_tokens"] or 0) <= 0:
                 self.full = True
-            piece = choice["text"] if self.plain else choice["delta"].get("content", "")
-            if piece:
+            delta = {"content": choice["text"]} if self.plain else choice["delta"]
+            if thought := delta.get("reasoning_content"):
+                think(thought if thinks else f"<think>\n{thought}")
+                self._thoughts += thought
+                thinks = True
+            if piece := delta.get("content"):
+                if thinks:
+                    think("\n</think>\n\n")
+                thinks = False
                 yield piece
 
     def heard(self, text: str) -> None:
         """Adds an answer."""
-        self.messages.append({"role": "assistant", "content": text})
+        said = {"role": "assistant", "content": text}
+        if self._thoughts:
+            said["reasoning_content"] = self._thoughts
+        self.messages.append(said)
 
     def _chunks(self) -> Any:
         if self.plain:
