@@ -45,10 +45,10 @@ class ServedModel(Llama):
     n_parallel: texts that are written at the same time. n_kv: positions of all of them together and
     of prefixes that are kept; None: n_parallel * n_ctx. n_queue: texts that may wait. deliver: see
     `Engine`. prefix_files: keep prefixes beyond the life of this object; owner_key: what an owner's
-    are named by, the same in later lives. thinking: what requests
-    begin with that do not say more of thoughts. options: those of `Llama`, which says what it raises;
-    n_ctx is the context of each text. The methods of `Llama` that compute work too, in a context
-    of their own that the first call opens.
+    are named by, the same in later lives. thinking: what requests begin with that do not say more
+    of thoughts. options: those of `Llama`, which says what it raises; n_ctx is the context of each
+    text. The methods of `Llama` that compute work too, in a context of their own that the first
+    call opens.
     """
 
     def __init__(
