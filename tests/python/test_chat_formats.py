@@ -26,7 +26,7 @@ from powerinfer_cpp.llama_chat_format import (
     register_chat_format,
 )
 from powerinfer_cpp.run.requests import Update
-from powerinfer_cpp.server.chats import chat_request
+from powerinfer_cpp.server.dialects.chats import chat_request
 from powerinfer_cpp.server.served import ServedModel
 from powerinfer_cpp.text import chat
 from powerinfer_cpp.text.completion import Piece

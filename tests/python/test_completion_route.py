@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import serving
-from powerinfer_cpp.server.native import TimeLimit, nested
+from powerinfer_cpp.server.dialects.native import TimeLimit, nested
 
 from powerinfer_cpp import Llama
 
@@ -211,7 +211,7 @@ def test_grammars(running: serving.InThread) -> None:
 def test_time_limit(running: serving.InThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends a text that has a line break, and no other."""
     now = [0.0]
-    monkeypatch.setattr("powerinfer_cpp.server.native.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("powerinfer_cpp.server.dialects.native.time.monotonic", lambda: now[0])
 
     class Model:
         @staticmethod

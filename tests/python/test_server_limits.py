@@ -21,9 +21,9 @@ import pytest
 import serving
 from powerinfer_cpp.core.errors import OutOfMemoryError, RequestError
 from powerinfer_cpp.run.generation import Generation
-from powerinfer_cpp.server import openai as openai_module
 from powerinfer_cpp.server import recorded as recorded_module
 from powerinfer_cpp.server import texts as texts_module
+from powerinfer_cpp.server.dialects import openai as openai_module
 from powerinfer_cpp.server.run import listen, warn_if_open
 from powerinfer_cpp.server.settings import Settings
 from serving import LONG, PROMPT, as_before, refused, request, wait_for

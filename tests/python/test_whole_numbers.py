@@ -14,9 +14,9 @@ pytest.importorskip("starlette")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from msgspec import inspect  # noqa: E402
-from powerinfer_cpp.server.bodies import decode, typed  # noqa: E402
+from powerinfer_cpp.server.dialects.bodies import decode, typed  # noqa: E402
+from powerinfer_cpp.server.dialects.openapi import POSTS  # noqa: E402
 from powerinfer_cpp.server.errors import Refusal  # noqa: E402
-from powerinfer_cpp.server.openapi import POSTS  # noqa: E402
 
 BODIES = sorted({kind for _, kind in POSTS.values()}, key=lambda kind: kind.__name__)
 # What a body must have; others are left out.

@@ -15,10 +15,12 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from ..core.errors import about_request
-from . import native, openai, status
+from . import status
 from .answering import Gone, Stream, Whole, encode, while_connected
 from .background import BESIDE, LAST
-from .bodies import (
+from .desk import Desk
+from .dialects import native, openai
+from .dialects.bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -29,17 +31,16 @@ from .bodies import (
     decode,
     n_texts,
 )
-from .chats import chat_turn
-from .desk import Desk
+from .dialects.chats import chat_turn
+from .dialects.infill import InfillBody, infill_job
+from .dialects.messages import CountBody, MessagesBody, count_tokens, messages_job
+from .dialects.native import NativeBody, NativeCompletionBody
+from .dialects.openapi import description
+from .dialects.responses import ResponsesBody, responses_job
 from .errors import Refusal, refusal_of
-from .infill import InfillBody, infill_job
 from .limits import Arriving, Body, Guard, Guarded, apart, owner_key, refused
-from .messages import CountBody, MessagesBody, count_tokens, messages_job
 from .models import Models
-from .native import NativeBody, NativeCompletionBody
-from .openapi import description
 from .recorded import Recorded, recorded_bytes
-from .responses import ResponsesBody, responses_job
 from .settings import Settings
 from .shares import Shares
 from .texts import Job, answer

@@ -7,16 +7,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..core.errors import about_request
-from ..text.grammar import LlamaGrammar, response_grammar
-from ..text.tool_chat import Turn
-from ..text.tools import Call, Part, Thought
+from ...core.errors import about_request
+from ...text.grammar import LlamaGrammar, response_grammar
+from ...text.tool_chat import Turn
+from ...text.tools import Call, Part, Thought
+from ..errors import Refusal
+from ..served import ServedModel
+from ..settings import Settings
+from ..texts import Job, event
 from .bodies import OpenAISampled, TextPart, check_count, joined_texts, typed
 from .chats import Block, BlockForm, chat_request, chat_turn
-from .errors import Refusal
-from .served import ServedModel
-from .settings import Settings
-from .texts import Job, event
 
 # Fields that ask for what a server keeps, and this one keeps nothing.
 STATEFUL = ("previous_response_id", "conversation", "background", "prompt")

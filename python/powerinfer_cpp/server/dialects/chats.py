@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..run.requests import Request, Ticket
-from ..text.completion import Piece
-from ..text.completion import events as events_of
-from ..text.grammar import LlamaGrammar
-from ..text.thinking import Thinking
-from ..text.tool_chat import Turn
-from ..text.tools import CallArguments, CallBegin, Content, Part, Thought, parts
-from .errors import Refusal
-from .served import ServedModel
+from ...run.requests import Request, Ticket
+from ...text.completion import Piece
+from ...text.completion import events as events_of
+from ...text.grammar import LlamaGrammar
+from ...text.thinking import Thinking
+from ...text.tool_chat import Turn
+from ...text.tools import CallArguments, CallBegin, Content, Part, Thought, parts
+from ..errors import Refusal
+from ..served import ServedModel
 
 
 def chat_turn(

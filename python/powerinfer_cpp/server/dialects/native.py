@@ -9,16 +9,16 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from ..core.errors import about_request
-from ..run.requests import Request, Ticket
-from ..text.completion import Piece
-from ..text.grammar import LlamaGrammar
-from ..text.logprobs import Placed
+from ...core.errors import about_request
+from ...run.requests import Request, Ticket
+from ...text.completion import Piece
+from ...text.grammar import LlamaGrammar
+from ...text.logprobs import Placed
+from ..errors import Refusal
+from ..served import ServedModel
+from ..settings import Settings
+from ..texts import Job, event, owners, timings
 from .bodies import Count, Sampled, Texts, check_stops, check_top
-from .errors import Refusal
-from .served import ServedModel
-from .settings import Settings
-from .texts import Job, event, owners, timings
 
 LastN = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 Entries = Annotated[list[str | int | list[str | int] | dict[str, Any]], msgspec.Meta(min_length=1)]

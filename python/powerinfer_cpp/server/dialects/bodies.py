@@ -8,10 +8,10 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from ..core.sampling import Sampling
-from ..text.thinking import Thinking
-from .errors import Refusal
-from .settings import Settings
+from ...core.sampling import Sampling
+from ...text.thinking import Thinking
+from ..errors import Refusal
+from ..settings import Settings
 from .whole import converted, decoded
 
 # A template is a program: it comes with the model, and not from clients.

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from .errors import Refusal
+from ..errors import Refusal
+from ..served import ServedModel
+from ..settings import Settings
+from ..texts import Job
 from .native import NativeBody, NativeForm, native_options, native_request
-from .served import ServedModel
-from .settings import Settings
-from .texts import Job
 
 NO_FIM = "this model has no FIM tokens: it cannot write between two texts"
 

@@ -7,10 +7,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..core.errors import about_request
-from ..text.grammar import LlamaGrammar
-from ..text.tool_chat import Turn
-from ..text.tools import Part, Thought
+from ...core.errors import about_request
+from ...text.grammar import LlamaGrammar
+from ...text.tool_chat import Turn
+from ...text.tools import Part, Thought
+from ..errors import Refusal
+from ..served import ServedModel
+from ..settings import Settings
+from ..texts import Job, event
 from .bodies import (
     Count,
     Sampled,
@@ -23,10 +27,6 @@ from .bodies import (
     typed,
 )
 from .chats import Block, BlockForm, chat_request, chat_turn
-from .errors import Refusal
-from .served import ServedModel
-from .settings import Settings
-from .texts import Job, event
 
 Content = str | list[dict[str, Any]]
 

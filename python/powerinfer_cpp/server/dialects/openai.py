@@ -5,19 +5,19 @@ import copy
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ..core.errors import about_request
-from ..run.requests import Ticket
-from ..text.completion import ChatDicts, CompletionDicts, Dicts, Piece, usage
-from ..text.grammar import LlamaGrammar, response_grammar
-from .answering import encode
+from ...core.errors import about_request
+from ...run.requests import Ticket
+from ...text.completion import ChatDicts, CompletionDicts, Dicts, Piece, usage
+from ...text.grammar import LlamaGrammar, response_grammar
+from ..answering import encode
+from ..errors import Refusal
+from ..recorded import check_recorded, packed
+from ..served import ServedModel
+from ..settings import Settings
+from ..texts import Job, event, owners, timings
 from .bodies import ChatBody, CompletionBody, EmbeddingBody, check_limits, check_top
 from .chats import chat_request, chat_turn
-from .errors import Refusal
 from .infill import check_suffix
-from .recorded import check_recorded, packed
-from .served import ServedModel
-from .settings import Settings
-from .texts import Job, event, owners, timings
 
 Prompt = str | list[int]
 
