@@ -19,6 +19,8 @@ from powerinfer_cpp.cli import main
 from powerinfer_cpp.core.model import Model
 from powerinfer_cpp.core.session import Session
 from powerinfer_cpp.llama_speculative import LlamaPromptLookupDecoding
+from powerinfer_cpp.run import prefixes
+from powerinfer_cpp.run.prefix_files import PrefixFiles
 from small_mixtures import Mixture
 
 from powerinfer_cpp import Llama, OutOfMemoryError
@@ -222,6 +224,24 @@ def test_commands(path: Path, command: str, capsysbinary: pytest.CaptureFixture)
         assert main([*line, *gib]) == 0
         found.append(capsysbinary.readouterr().out)
     assert found[0] == found[1] != b""
+
+
+def test_serve_keeps_prompts(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache of experts leaves room for prompts on their way to the disk."""
+    serving = pytest.importorskip("serving")
+    monkeypatch.setattr(prefixes, "PIECE_BYTES", 64 << 10)
+    fields = {**FIELDS, "n_parallel": 1, "n_ctx": 256}
+    body = {"prompt": [1, *range(50, 200)], "max_tokens": 8, "temperature": 0}
+    with serving.in_thread(path, **fields) as running:
+        want = running.post("v1/completions", body).json()["choices"]
+        fields["ram_budget"] = 0.7 * running.model.plan()["total"] / (1 << 30)
+    for n_known in (0, 128):
+        kept = PrefixFiles(tmp_path, 1 << 30)
+        with serving.in_thread(path, prefix_files=kept, **fields) as running:
+            assert running.model.plan()["storage"] and running.model.prefixes is not None
+            found = running.post("v1/completions", body).json()
+            assert found["choices"] == want
+            assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == n_known
 
 
 @pytest.mark.slow

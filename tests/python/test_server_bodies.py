@@ -212,7 +212,8 @@ def test_templates_are_not_taken_from_bodies(running: serving.InThread) -> None:
     takes |= {path for path in paths if "responses" in path or "template" in path}
     assert len(takes) >= 5
     of_responses = {"input": "x", "max_output_tokens": 16}
-    of_others = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    asked = [{"role": "user", "content": "x"}]
+    of_others = {"messages": asked, "prompt": "x", "max_tokens": 2}
     for path in takes:
         body = of_responses if "responses" in path else of_others
         assert running.post(path[1:], body).status_code == 200, path

@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> None:
     }
     if args.prompt_cache_dir is not None:
         n_bytes = int((args.prompt_cache_size or CACHE_GIB) * 2**30)
-        options["prefix_files"] = PrefixFiles(args.prompt_cache_dir, n_bytes)
+        options["prefix_files"] = PrefixFiles(args.prompt_cache_dir, n_bytes, verbose=True)
     elif args.prompt_cache_size is not None:
         raise ValueError("--prompt-cache-size needs --prompt-cache-dir")
     settings = Settings(

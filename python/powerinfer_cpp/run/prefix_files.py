@@ -35,12 +35,14 @@ class PrefixFiles:
 
     capacity_bytes: of all files together. What is damaged, or belongs to another model, counts as
     absent. Where nothing can be read or written, a warning is logged and there are no files. What a
-    process left that was killed while it wrote is removed. Only this user can read them.
+    process left that was killed while it wrote is removed. Only this user can read them. verbose:
+    warnings are lines on stderr, too.
     """
 
-    def __init__(self, folder: str | Path, capacity_bytes: int):
+    def __init__(self, folder: str | Path, capacity_bytes: int, verbose: bool = False):
         # Below the folder that was named, which may be one that others use as well.
         self.folder, self.capacity_bytes = Path(folder) / "prefixes", capacity_bytes
+        self._verbose = verbose
         self._lock = threading.Lock()
         self._sizes: OrderedDict[str, int] = OrderedDict()  # least recently used first
         self._total = 0
@@ -52,7 +54,7 @@ class PrefixFiles:
             self.folder.chmod(0o700)
             self._salt = self._own_salt()
         except OSError as error:
-            self._warn(f"{self.folder}: prompts are not kept there: {error.strerror}")
+            self.warn(f"{self.folder}: prompts are not kept there: {error.strerror}")
             self._quiet_until = float("inf")
             return
         remove_abandoned(self.folder)
@@ -106,7 +108,7 @@ class PrefixFiles:
             self._make_room(size)
             write_at_once(self._path(name), lambda file: file.writelines((head, data)))
         except OSError as error:
-            self._warn(f"{self.folder}: a prompt was not kept: {error.strerror}")
+            self.warn(f"{self.folder}: a prompt was not kept: {error.strerror}")
             self._quiet_until = time.monotonic() + QUIET_SECONDS
             return False
         self._stamp(name, time.time_ns())
@@ -192,9 +194,9 @@ class PrefixFiles:
             write_at_once(path, lambda file: file.write(secrets.token_bytes(32)))
         return path.read_bytes()
 
-    @staticmethod
-    def _warn(text: str) -> None:
-        say(text, verbose=False, level=logging.WARNING)
+    def warn(self, text: str) -> None:
+        """Tells that something was not kept or read."""
+        say(text, self._verbose, logging.WARNING)
 
 
 def chain(root: bytes, parts: Iterable[bytes]) -> list[str]:

@@ -6,7 +6,6 @@ between two steps; a thread of its own writes files, and the thread of a request
 """
 
 import hashlib
-import logging
 import os
 import queue
 import sys
@@ -19,7 +18,6 @@ from functools import partial
 import numpy as np
 
 from ..core.errors import ContextOverflowError, ModelFormatError
-from ..core.log import say
 from ..core.model import Model
 from ..core.session import Session
 from .engine import Engine, EngineDead
@@ -32,6 +30,15 @@ N_PINS = 8  # sequences that wait until they are written
 PIN_SHARE = 4  # all but one of them hold at most this part of all positions
 CLOSE_SECONDS = 5.0  # for what is not written yet when a model is closed
 _PIECES = 3  # that are in memory at once: one is written, and one is read while another is loaded
+
+
+def room_for(position_bytes: int) -> int:
+    """Bytes of memory that `Prefixes` takes; position_bytes: of one position in the cache."""
+    return _PIECES * _per_piece(position_bytes) * BLOCK * position_bytes
+
+
+def _per_piece(position_bytes: int) -> int:
+    return max(1, PIECE_BYTES // max(1, BLOCK * position_bytes))
 
 
 @dataclass
@@ -98,9 +105,8 @@ class Prefixes:
         self._recalling = threading.Lock()
         self._closing = False
         self.counts = Counts()
-        block = BLOCK * position_bytes
-        self._per_piece = max(1, PIECE_BYTES // max(1, block))
-        room = _PIECES * self._per_piece * block
+        self._per_piece = _per_piece(position_bytes)
+        room = room_for(position_bytes)
         self._reserved = model.reserve("prompts on their way to the disk and back", room)
         self._thread: threading.Thread | None = None
 
@@ -118,7 +124,7 @@ class Prefixes:
         try:
             self._keep(owner, seq, ids, generated)
         except (MemoryError, ValueError, RuntimeError) as error:  # the text goes on
-            say(f"a prompt was not kept: {error}", verbose=False, level=logging.WARNING)
+            self._files.warn(f"a prompt was not kept: {error}")
 
     def _keep(self, owner: str, seq: int, ids: np.ndarray, generated: np.ndarray) -> None:
         names = self.names(owner, ids, generated)
@@ -133,8 +139,10 @@ class Prefixes:
         ]
         if not missing or not self._free or self._closing:
             return
-        held = sum(self._session.length(pin) for pin in self._pinned)
-        if held and held + BLOCK * len(names) > self._most_pinned:
+        # A text that goes on from what waits has the same pages.
+        same = any(job.names == names[: len(job.names)] for job in self._pinned.values())
+        n_held = BLOCK * len(written.union(names))
+        if self._pinned and not same and n_held > self._most_pinned:
             return  # it may have its turn when the text ends
         job = _Job(self._free.pop(), names, missing)
         self._session.copy(seq, job.pin, BLOCK * len(names))
@@ -182,7 +190,7 @@ class Prefixes:
             try:
                 self._recall(owner, np.asarray(ids, dtype=np.int32), names)
             except (MemoryError, ValueError, OSError, RuntimeError) as error:  # it is computed
-                say(f"a prompt was not read from disk: {error}", verbose=False, level=logging.ERROR)
+                self._files.warn(f"a prompt was not read from disk: {error}")
 
     def _recall(self, owner: str, ids: np.ndarray, names: Sequence[str]) -> None:
         prefix = ids[: BLOCK * len(names) + 1]
@@ -218,8 +226,8 @@ class Prefixes:
                 n, bad = self._engine.call(partial(load, parts)) if parts else (0, False)
                 self.counts.n_read += BLOCK * n
                 at += n
-                if bad:
-                    self._files.remove(names[at])
+                for name in names[at:] if bad else ():  # what follows is of the same kind
+                    self._files.remove(name)
                 if n < len(piece):
                     break
         finally:
@@ -242,7 +250,7 @@ class Prefixes:
                 try:
                     self._write_job(job)
                 except (MemoryError, ValueError, OSError, RuntimeError) as error:
-                    say(f"a prompt was not kept: {error}", verbose=False, level=logging.WARNING)
+                    self._files.warn(f"a prompt was not kept: {error}")
                 self._engine.call(partial(self._unpin, job))
         except EngineDead:
             pass

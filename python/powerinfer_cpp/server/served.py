@@ -1,8 +1,6 @@
 """A model that many requests share: a `Llama` whose texts a scheduler writes."""
 
 import functools
-import hashlib
-import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +14,9 @@ from ..convert.activations import SMOOTH
 from ..core.embedding import MEAN, POOLINGS
 from ..core.errors import OutOfMemoryError, RequestError, about_request
 from ..core.gguf import Gguf
-from ..core.log import say
 from ..core.logits import LogitsProcessor, StoppingCriteria
 from ..core.model import SPARSE_MODES, release
+from ..core.plan import memory_plan
 from ..core.sampling import Sampling
 from ..core.session import Session
 from ..core.work import Work
@@ -27,7 +25,7 @@ from ..llama_prompts import Text, encoded
 from ..run import sequences
 from ..run.engine import Engine
 from ..run.prefix_files import PrefixFiles
-from ..run.prefixes import N_PINS, Prefixes
+from ..run.prefixes import N_PINS, Prefixes, room_for
 from ..run.requests import Request, Ticket, Update
 from ..run.scheduler import Scheduler
 from ..text.chat import Message
@@ -271,7 +269,7 @@ class ServedModel(Llama):
         """Neurons of each layer, or of one of its experts: int64 [n_layer]."""
         return self._model.layer_n_ff
 
-    _scores_kept = 0  # nobody reads them
+    _scores_kept = 0  # nobody reads scores
 
     @property
     def records(self) -> bool:
@@ -398,7 +396,20 @@ class ServedModel(Llama):
         n_pins = N_PINS if self._prefix_files is not None else 0
         shared = sequences.fields(self.n_parallel, n_ctx, self._n_kv, n_batch, n_pins)
         # What `watch` sees takes memory from the beginning.
-        return {**shared, "record": lib.PI_RECORD_BITS} if self.records else shared
+        shared |= {"record": lib.PI_RECORD_BITS} if self.records else {}
+        if self._prefix_files is not None:
+            self._scores_kept = self._rows_for_prefixes({**shared, "n_ctx": n_ctx})
+        return shared
+
+    def _rows_for_prefixes(self, shared: Mapping[str, Any]) -> int:
+        """The room for prefixes on their way, in rows of logits: so much a model that runs from
+        storage leaves free."""
+        session = {**self._session_fields, **shared}
+        plan = memory_plan(self.model_path, self._model_fields, session)
+        with Gguf(self.model_path) as gguf:
+            tokens = gguf.value("tokenizer.ggml.tokens")
+        row = 4 * max(1, len(tokens) if isinstance(tokens, list) else 1)
+        return -(-room_for(_position_bytes(plan, shared["n_kv"])) // row)
 
     def _open_context(self) -> None:
         fields = {**self._session_fields, **self._shared}
@@ -426,15 +437,13 @@ class ServedModel(Llama):
     def _new_prefixes(self, fields: Mapping[str, Any]) -> Prefixes | None:
         """What keeps prefixes on disk. None, with a warning, where there is no memory for it."""
         model, session = self._model, self._session
-        plan = model.plan(**fields)
-        in_tiers = [tier.get("kv", 0) for tier in (plan["ram"], plan["gpu"])]
         # A state names model, numerics and types by its header; what else changes results is here.
         options = {
             name: self._session_fields[name] for name in self._session_fields.keys() - _SPEED
         }
         placed = ("device", "n_gpu_layers", "vram_budget", "overrides")
         options |= {name: self._model_fields.get(name) for name in placed}
-        adapters = [(_digest(path), scale) for path, scale in self.adapters()]
+        adapters = [(Path(path).name, scale) for path, scale in self.adapters()]
         about = repr((sorted(options.items()), adapters)).encode("utf-8", "surrogateescape")
         assert self._prefix_files is not None
         try:
@@ -447,11 +456,16 @@ class ServedModel(Llama):
                 masked=model.has_predictors and SPARSE_MODES[fields["sparse"]] == "auto",
                 pins=range(fields["n_seq"] - N_PINS, fields["n_seq"]),
                 n_kv=fields["n_kv"],
-                position_bytes=sum(in_tiers) // fields["n_kv"],
+                position_bytes=_position_bytes(model.plan(**fields), fields["n_kv"]),
             )
         except OutOfMemoryError as error:
-            say(f"prompts are not kept on disk: {error}", self.verbose, logging.WARNING)
+            self._prefix_files.warn(f"prompts are not kept on disk: {error}")
             return None
+
+
+def _position_bytes(plan: Mapping[str, Any], n_kv: int) -> int:
+    """Bytes of a position in the cache."""
+    return sum(plan[tier].get("kv", 0) for tier in ("ram", "gpu")) // n_kv
 
 
 class _Asked:
@@ -471,11 +485,3 @@ class _Asked:
 
 # Fields of a session that change no result.
 _SPEED = {"n_ctx", "n_batch", "n_ubatch", "n_logits", "n_threads", "n_threads_batch"}
-
-
-def _digest(path: str | Path) -> str:
-    with Path(path).open("rb") as file:
-        digest = hashlib.sha256()
-        while part := file.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()
