@@ -133,7 +133,7 @@ def dialogs(camera: Camera) -> None:
     camera.shot("table")
     camera.page.keyboard.press("Escape")
     camera.fresh()
-    camera.page.fill("#text", "/error")
+    camera.page.fill("#text", "/key")
     camera.page.press("#text", "Enter")
     camera.page.wait_for_selector(".problem")
     camera.shot("error")

@@ -4,7 +4,8 @@ python tests/python/page_server.py [--port N] [--delay SECONDS]
 
 For work on the page without a model, and for test_page.py. The same requests give the same bytes.
 The last message chooses what happens: `/error`, `/key`, `/break`, `/long`, `/markdown`, `/math`,
-`/code`, `/think`, `/thought` (thoughts and nothing more) or `/tools`; all others get a story.
+`/code`, `/short`, `/quick`, `/think`, `/thought` (thoughts and nothing more) or `/tools`; all others
+get a story.
 """
 
 from __future__ import annotations
@@ -138,6 +139,7 @@ MODELS = {
     "dense-1b.Q4_K_M": Shape(16, 1, 8192, 6912, gpu=0, disk=0, sparse=False),
     "base.Q8_0": Shape(4, 1, 512, 1088, gpu=0, disk=0),
 }
+LATE = "stories-relu.Q8_0"  # its stream is not there at once
 WITHOUT_CHATS = "base.Q8_0"
 
 
@@ -270,6 +272,8 @@ class Server:
         hub = self.hubs.get(request.query_params.get("model", ""))
         if hub is None:
             return problem(404, "There is no such model.")
+        if hub is self.hubs[LATE]:
+            await asyncio.sleep(0.3)
         return StreamingResponse(hub.frames(), media_type="application/octet-stream")
 
     async def checks(self, request: Request) -> Response:
@@ -307,6 +311,7 @@ class Server:
             "/markdown": MARKDOWN,
             **{f"/{file.stem}": file.read_text() for file in TEXTS.iterdir()},
             "/short": "Yes.",
+            "/quick": "Yes.",
         }
         answers |= {"/think": "It is **21**.", "/thought": "", "/tools": ""}
         answers |= {"/long": "\n\n".join([STORY] * 40)}

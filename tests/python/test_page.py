@@ -241,6 +241,14 @@ def test_view_of_a_short_answer(visit: Visit) -> None:
     assert len(fired) == 32 and all(0 < float(t.rstrip("%")) < 40 for t in fired)
 
 
+def test_view_of_an_answer_at_once(visit: Visit) -> None:
+    """The first question may come before the stream stands; its answer is seen all the same."""
+    visit.page.select_option("#model", "stories-relu.Q8_0")
+    visit.page.wait_for_selector("#share:has-text('11,008')")
+    visit.send("/quick")
+    visit.page.wait_for_selector("#share-text:has-text('on average')")
+
+
 def pixels(page) -> str:
     """The map, once it no longer changes."""
     before = ""
@@ -377,7 +385,16 @@ def test_everything_is_reached_by_keyboard(visit: Visit) -> None:
         )
         assert outline, page.evaluate("document.activeElement.outerHTML.slice(0, 80)")
     wanted = {"model", "new-chat", "open-chats", "toggle-view", "toggle-theme", "open-settings"}
-    wanted |= {"replay", "save-picture", "open-table", "scroll", "text", "send", "Regenerate"}
+    wanted |= {
+        "replay",
+        "save-picture",
+        "open-table",
+        "fold-view",
+        "scroll",
+        "text",
+        "send",
+        "Regenerate",
+    }
     wanted |= {"Copy the answer", "Edit and send again"}
     assert wanted <= reached
 

@@ -331,7 +331,7 @@ def test_the_view_of_a_dense_model(visit: Visit) -> None:
     assert box["height"] < 50
     visit.ask(STORY)
     line = page.inner_text("#view-line")
-    assert line == "18.3 tokens/s · RAM 1.2 GB · a dense model: all of it runs for each word"
+    assert line == "18.3 tokens/s · RAM 1.2 GB · dense: every neuron runs"
     watchers(visit, "dense-1b.Q4_K_M", 0)
     page.select_option("#model", "bamboo-7b.Q4_0")
     page.wait_for_selector("#map", state="visible")
@@ -348,7 +348,7 @@ def test_the_view_is_folded_by_hand(visit: Visit) -> None:
     assert page.get_attribute("#fold-view", "aria-expanded") == "false"
     watchers(visit, "bamboo-7b.Q4_0", 0)
     visit.ask(STORY)
-    assert page.inner_text("#view-line") == "18.3 tokens/s · GPU 698 MB · RAM 1.8 GB · disk 951 MB"
+    assert page.inner_text("#view-line") == "18.3 tokens/s · GPU 698 MB · RAM 1.8 GB"
     assert not visit.check("nameless") and not visit.check("pale")
     page.reload()
     page.wait_for_selector("#view.folded")

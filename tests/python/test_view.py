@@ -8,10 +8,13 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import checkpoints
 import httpx
 import numpy as np
 import pytest
 import serving
+from families import quiet
+from powerinfer_cpp.convert import convert
 from powerinfer_cpp.server import view as view_module
 from powerinfer_cpp.server.view import View
 
@@ -197,3 +200,15 @@ def test_a_short_answer_of_a_server(model_path: Path) -> None:
         serving.wait_for(
             lambda: running.model.engine.call(lambda: running.model.scheduler.watch) is None
         )
+
+
+@pytest.mark.parametrize("activation", ["silu", "relu"])
+def test_which_models_leave_neurons_out(tmp_path: Path, activation: str) -> None:
+    """Of one with a smooth activation all run for every token: there is nothing to see."""
+    folder = checkpoints.model(tmp_path / "model", hidden_act=activation)
+    file = tmp_path / "model.gguf"
+    convert(folder, outfile=file, outtype="f16", log=quiet)
+    with serving.in_thread(file) as running:
+        shape = running.get("view").json()
+        assert shape["sparse"] is (activation == "relu") and shape["live"] is True
+        assert shape["memory"][0] == shape["memory"][2] == 0 < shape["memory"][1]

@@ -3,7 +3,7 @@
 import {iconButton, make, say} from './dom.js';
 import {PlainText, Rendered} from './markdown.js';
 import {versions} from './messages.js';
-import {duration, rate, whole} from './words.js';
+import {duration, many, rate} from './words.js';
 
 async function copy(text) {
     try {
@@ -143,7 +143,7 @@ export class Answer {
         this.element.classList.remove('running');
         this.show();
         this.meta.textContent = this.facts().join(' · ');
-        const copying = iconButton('copy', 'Copy the answer', () => copy(this.message.content));
+        const copying = iconButton('copy', 'Copy the answer', () => copy(this.copied()));
         const tools = [copying];
         if (can.before) {
             tools.push(iconButton('edit', 'Edit and send again', can.before.edit));
@@ -152,6 +152,12 @@ export class Answer {
         if (can.again) tools.push(iconButton('again', 'Regenerate', can.again));
         if (can.version) tools.push(versions(can));
         this.actions.replaceChildren(...tools);
+    }
+
+    // What the button copies: of an answer that only calls tools, the calls.
+    copied() {
+        const {content, tool_calls: calls} = this.message;
+        return content || !calls ? content : pretty(JSON.stringify(calls));
     }
 
     facts() {
@@ -166,11 +172,11 @@ export class Answer {
         if (cut) parts.push('cut off at the limit of tokens');
         if (timings?.predicted_n) {
             parts.push(`${rate(timings.predicted_per_second)} tokens/s, ${
-                whole(timings.predicted_n)} tokens`);
+                many(timings.predicted_n, 'token')}`);
         }
         if (timings?.prompt_n) {
             parts.push(`prompt ${rate(timings.prompt_per_second)} tokens/s, ${
-                whole(timings.prompt_n)} tokens`);
+                many(timings.prompt_n, 'token')}`);
         }
         return parts;
     }

@@ -319,10 +319,11 @@ export class Chat {
         element.running(0, 0);
         this.list.append(element.element);
         this.follow(true);
-        this.view.begin();
         say('The model answers.');
         let failure = null;
         try {
+            await this.view.ready();
+            this.view.begin();
             await this.receive(body, control.signal, message, trace, element);
         } catch (error) {
             if (control.signal.aborted)
@@ -384,7 +385,8 @@ export class Chat {
                 began ||= performance.now();
                 tokens += 1;
             }
-            if (choice?.finish_reason === 'length') message.cut = true;
+            // A text is cut off each time, and goes on with Enter.
+            if (choice?.finish_reason === 'length' && !this.isText) message.cut = true;
             if (chunk.view) {
                 if (trace.request === undefined) this.view.claim(chunk.view.request);
                 trace.add(message.content.length, chunk.view);

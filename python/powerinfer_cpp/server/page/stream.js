@@ -158,8 +158,8 @@ export class Stream {
             try {
                 const path = `view/stream?model=${encodeURIComponent(model)}`;
                 const response = await this.api.request(path, {signal});
-                this.opened?.();
                 this.stands = true;
+                this.opened?.();
                 await this.read(response.body.getReader(), signal, () => {
                     wait = 500;
                 });

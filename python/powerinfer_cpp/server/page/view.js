@@ -7,8 +7,9 @@ import {Memory, Stream, together} from './stream.js';
 import {bytes, percent, quoted, rate, whole} from './words.js';
 
 const ORDER = [2, 1, 0];
-const STILL = 1000;  // ms between pictures where motion is not wanted
-const REST = 1;      // how much of the past shows at rest, while words come, and behind a held word
+const STILL = 1000;   // ms between pictures where motion is not wanted
+const OPENING = 600;  // ms that an answer waits for the stream at most
+const REST = 1;  // how much of the past shows at rest, while words come, and behind a held word
 const LIVE = 0.38;
 const HELD = 0.16;
 
@@ -30,7 +31,10 @@ export class View {
         this.api = api;
         this.settings = settings;
         this.memory = new Memory();
-        this.stream = new Stream(api, (frame) => this.take(frame), () => this.memory.gap());
+        this.stream = new Stream(api, (frame) => this.take(frame), () => {
+            this.memory.gap();
+            this.opened?.();
+        });
         this.element = byId('view');
         this.canvas = byId('map');
         this.box = this.canvas.parentElement;
@@ -170,6 +174,16 @@ export class View {
 
     // --- What is shown ------------------------------------------------------------------------
 
+    // Waits for a stream that is being opened, not for long: a short answer would be over before it
+    // stands.
+    async ready() {
+        if (!this.stream.wanted || this.stream.stands) return;
+        await new Promise((resolve) => {
+            this.opened = resolve;
+            setTimeout(resolve, OPENING);
+        });
+    }
+
     // An answer begins; its request number is told by its first chunk.
     begin() {
         this.running = true;
@@ -200,10 +214,10 @@ export class View {
     // The line of a folded view: speed, memory, and why there is no picture.
     tell() {
         if (!this.folded) return;
-        const held = ORDER.filter((tier) => this.bytes?.[tier] > 0);
+        const held = [2, 1].filter((tier) => this.bytes?.[tier] > 0);  // a disk is no memory
         const parts = held.map((tier) => `${this.model.names[tier]} ${bytes(this.bytes[tier])}`);
         if (this.rate) parts.unshift(`${rate(this.rate)} tokens/s`);
-        if (this.dense) parts.push('a dense model: all of it runs for each word');
+        if (this.dense) parts.push('dense: every neuron runs');
         byId('view-line').textContent = parts.join(' · ');
     }
 

@@ -20,6 +20,8 @@ export function percent(share) {
 
 export const whole = (n) => n.toLocaleString('en');
 
+export const many = (n, what) => `${whole(n)} ${what}${n === 1 ? '' : 's'}`;
+
 export function rate(n) { return n >= 100 ? n.toFixed(0) : n.toFixed(1); }
 
 // A word as it stands in a sentence: without the signs around it, and not endless.
