@@ -17,11 +17,13 @@ import contextlib
 import itertools
 import json
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -172,70 +174,124 @@ ATTACKS: dict[str, tuple[Attack, int]] = {
 }
 
 
-async def behave(clients: list[Client], n_tokens: int, until: asyncio.Event) -> Figures:
-    """Each client streams one text after another, of other lengths, so that they do not begin
-    together. Counts tokens of whole texts."""
-    figures = Figures()
-    begin = time.perf_counter()
+@dataclass
+class Text:
+    """What a client saw of a text. Times are those of time.perf_counter()."""
 
-    async def one(number: int, client: Client) -> None:
+    begun: float
+    first: float = 0.0  # its first token
+    ended: float = 0.0  # 0: not yet
+    n_tokens: int = 0
+
+    def within(self, begin: float, end: float) -> float:
+        """Its tokens of a time, as if they came evenly."""
+        shared = min(end, self.ended) - max(begin, self.first)
+        return self.n_tokens * max(0.0, shared) / max(1e-9, self.ended - self.first)
+
+
+class Crowd:
+    """Well-behaved clients, each of which streams one text after another. Use it with `async
+    with`."""
+
+    def __init__(self, clients: list[Client], n_tokens: int):
+        self._clients, self._n_tokens = clients, n_tokens
+        self._texts: list[Text] = []
+        self.errors: list[str] = []
+
+    async def __aenter__(self) -> Crowd:
+        self._tasks = [asyncio.create_task(self._one(i)) for i in range(len(self._clients))]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _one(self, number: int) -> None:
         draw = random.Random(number)
-        while not until.is_set():
+        await asyncio.sleep(draw.random() * 3)  # not all together
+        while True:
             body = {
                 "prompt": f"{number} {draw.random()} {draw.choice(BEGINNINGS)}",
-                "max_tokens": draw.randint(n_tokens // 2, n_tokens),
+                "max_tokens": draw.randint(self._n_tokens // 2, self._n_tokens),
                 "seed": number,
                 "logit_bias": {"0": -100, "2": -100},
             }
+            text = Text(time.perf_counter())
+            self._texts.append(text)
             try:
-                found = await client.ask(body, True)
+                found = await self._clients[number].ask(body, True)
             except (OSError, ValueError) as error:
-                figures.errors.append(str(error))
+                self.errors.append(str(error).strip()[:200])
+                self._texts.remove(text)
                 await asyncio.sleep(0.1)
                 continue
-            figures.n_texts += 1
-            figures.n_tokens += found["n_tokens"]
-            figures.first.append(found["first"])
+            text.first, text.n_tokens = text.begun + found["first"], found["n_tokens"]
+            text.ended = time.perf_counter()
 
-    await asyncio.gather(*(one(i, client) for i, client in enumerate(clients)))
-    figures.seconds = time.perf_counter() - begin
-    return figures
-
-
-async def measured(clients: list[Client], n_tokens: int, seconds: float) -> Figures:
-    """What clients see in so many seconds."""
-    until = asyncio.Event()
-    asyncio.get_running_loop().call_later(seconds, until.set)
-    return await behave(clients, n_tokens, until)
+    async def seen(self, seconds: float) -> Figures:
+        """What clients see in so many seconds from now."""
+        begin = time.perf_counter()
+        await asyncio.sleep(seconds)
+        end = time.perf_counter()
+        figures = Figures(seconds=end - begin)
+        # Texts that are not ended yet count, too.
+        while any(not text.ended for text in self._texts if text.begun < end):
+            await asyncio.sleep(0.05)
+        figures.n_tokens = round(sum(text.within(begin, end) for text in self._texts))
+        firsts = [t for t in self._texts if t.ended and begin <= t.first < end]
+        figures.first = [text.first - text.begun for text in firsts]
+        self._texts = [text for text in self._texts if not text.ended]
+        return figures
 
 
 def added(to: Figures, more: Figures) -> None:
     """Adds the figures of another round."""
     to.first += more.first
-    to.errors += more.errors
-    to.n_texts += more.n_texts
     to.n_tokens += more.n_tokens
     to.seconds += more.seconds
 
 
-async def attacked(
-    hostile: Hostile, attack: Attack, n: int, clients: list[Client], n_tokens: int, seconds: float
-) -> Figures:
-    """The same beside an attack, which has begun some seconds before."""
+async def attack(args: argparse.Namespace) -> None:
+    """Sends one attack again and again, until the process is told to end; then says what it got."""
+    hostile = Hostile("127.0.0.1", args.port, args.ctx)
+    send, n = ATTACKS[args.attack]
+    until = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, until.set)
+    print("ready", flush=True)
 
     async def again(number: int) -> None:
         for i in itertools.count(number, n):
-            await attack(hostile, i)
+            await send(hostile, i)
 
     tasks = [asyncio.create_task(again(i)) for i in range(n)]
-    await asyncio.sleep(LEAD)
-    figures = await measured(clients, n_tokens, seconds)
+    await asyncio.wait({asyncio.create_task(until.wait()), *tasks}, return_when="FIRST_COMPLETED")
     for task in tasks:
-        if task.done() and task.exception() is not None:
-            raise task.exception()  # type: ignore[misc]
+        if task.done():
+            task.result()  # raises: no attack ends by itself
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    return figures
+    print(json.dumps(hostile.got), flush=True)
+
+
+async def attacked(
+    args: argparse.Namespace, name: str, port: int, crowd: Crowd
+) -> tuple[Figures, collections.Counter[str]]:
+    """What clients see beside an attack, which has begun some seconds before; and what it got. It
+    comes from a process of its own that takes little time from the others, as if from elsewhere."""
+    line = [sys.executable, __file__, "-m", args.model, "--ctx", str(args.ctx)]
+    process = await asyncio.create_subprocess_exec(
+        *("nice", "-n", "10", *line, "--attack", name, "--port", str(port)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    await process.stdout.readline()
+    await asyncio.sleep(LEAD)
+    figures = await crowd.seen(args.seconds)
+    process.terminate()
+    said, _ = await process.communicate()
+    if process.returncode:
+        raise SystemExit(f"the attack {name!r} failed")
+    return figures, collections.Counter(json.loads(said))
 
 
 def peak(pid: int, reset: bool = False) -> float:
@@ -248,36 +304,35 @@ def peak(pid: int, reset: bool = False) -> float:
 
 async def run(args: argparse.Namespace, host: str, port: int, pid: int) -> bool:
     """Runs all attacks and prints the table; was nobody refused?"""
-    clients = [Client(host, port, KEY % (i + 1)) for i in range(args.clients)]
-    await measured(clients, args.tokens, 5)  # warm
     names = ("tokens/s alone", "beside it", "ratio", "first token p50, ms", "beside it")
     names += ("p99, ms", "beside it", "peak before, MiB", "with it")
     print("| attack |", " | ".join(names), "| it got |")
     print("| --- |", "---: | " * len(names) + "--- |", flush=True)
-    well = True
-    for name in args.attacks or ATTACKS:
-        attack, n = ATTACKS[name]
-        hostile, alone, beside = Hostile(host, port, args.ctx), Figures(), Figures()
-        before = peak(pid, reset=True)
-        # In turns: what else the machine does changes from minute to minute.
-        for _ in range(args.rounds):
-            added(alone, await measured(clients, args.tokens, args.seconds))
-            of = (hostile, attack, n, clients, args.tokens, args.seconds)
-            added(beside, await attacked(*of))
-            await asyncio.sleep(args.pause)
-        well = well and not beside.errors and not alone.errors
-        first = [1e3 * quantile(f.first, q) for q in (0.5, 0.99) for f in (alone, beside)]
-        got = ", ".join(f"{n} times {what}" for what, n in hostile.got.most_common(4))
-        ratio = beside.rate / alone.rate
-        print(
-            f"| {name} | {alone.rate:.0f} | {beside.rate:.0f} | {ratio:.2f} | {first[0]:.0f} "
-            f"| {first[1]:.0f} | {first[2]:.0f} | {first[3]:.0f} | {before:.0f} | {peak(pid):.0f} "
-            f"| {got} |",
-            flush=True,
-        )
-        for error in sorted(set(beside.errors + alone.errors))[:3]:
-            print(f"  {error.strip()[:200]}")
-    return well
+    clients = [Client(host, port, KEY % (i + 1)) for i in range(args.clients)]
+    async with Crowd(clients, args.tokens) as crowd:
+        await asyncio.sleep(2 * LEAD)
+        for name in args.attacks or ATTACKS:
+            alone, beside = Figures(), Figures()
+            got: collections.Counter[str] = collections.Counter()
+            before = peak(pid, reset=True)
+            # In turns: what else the machine does changes from minute to minute.
+            for _ in range(args.rounds):
+                added(alone, await crowd.seen(args.seconds))
+                figures, answers = await attacked(args, name, port, crowd)
+                added(beside, figures)
+                got += answers
+                await asyncio.sleep(args.pause)
+            first = [1e3 * quantile(f.first, q) for q in (0.5, 0.99) for f in (alone, beside)]
+            told = ", ".join(f"{n} times {what}" for what, n in got.most_common(4))
+            print(
+                f"| {name} | {alone.rate:.0f} | {beside.rate:.0f} "
+                f"| {beside.rate / alone.rate:.2f} | {first[0]:.0f} | {first[1]:.0f} "
+                f"| {first[2]:.0f} | {first[3]:.0f} | {before:.0f} | {peak(pid):.0f} | {told} |",
+                flush=True,
+            )
+    for error in sorted(set(crowd.errors))[:5]:
+        print(error)
+    return not crowd.errors
 
 
 @contextlib.contextmanager
@@ -316,7 +371,12 @@ def main() -> int:
     parser.add_argument(
         "--attacks", nargs="+", choices=ATTACKS, metavar="A", help=f"of {', '.join(ATTACKS)}"
     )
+    parser.add_argument("--attack", choices=ATTACKS, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.attack:
+        asyncio.run(attack(args))
+        return 0
     with server(args) as (host, port, pid):
         return 0 if asyncio.run(run(args, host, port, pid)) else 1
 

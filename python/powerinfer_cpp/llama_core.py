@@ -16,7 +16,7 @@ from .core.context import ROWS_KEPT, Context
 from .core.embedding import Embedder, check_pooling, embedding_fields, pooling_of, require_pooling
 from .core.gguf import Gguf
 from .core.log import logger
-from .core.model import SPARSE_MODES, Model
+from .core.model import LONG, SPARSE_MODES, Model
 from .core.plan import memory_plan
 from .core.sampler import Sampler, Samplers
 from .core.sampling import Sampling
@@ -464,7 +464,8 @@ class LlamaCore(UsesAdapters):
             ids = [checks.whole("a token id", token) for token in tokens]
         with self._in_use:
             known = {token: self._model.text(token, special) for token in set(ids)}
-            text = b"".join(map(known.__getitem__, ids))
+            parts = (ids[first : first + LONG] for first in range(0, len(ids), LONG))
+            text = b"".join(b"".join(map(known.__getitem__, part)) for part in parts)
         begins = not prev_tokens and len(tokens) > 0 and tokens[0] == self._model.bos
         return text[1:] if begins and text.startswith(b" ") else text
 

@@ -32,6 +32,7 @@ OTHERS |= {"--tasks", "--include", "--from", "--no-install-recommends"}  # lm_ev
 OTHERS |= {"--toolchain", "--target", "--local-dir"}  # cmake, hf
 for _script in (
     "gpu/__main__.py",
+    "hurt.py",
     "make_mixture.py",
     "real/__main__.py",
     "serve_load.py",

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,13 +15,14 @@ from typing import Any
 
 import pytest
 import serving
+from powerinfer_cpp.core.model import LONG as LONG_TEXT
 from powerinfer_cpp.core.sampling import Sampling
 from powerinfer_cpp.run.pace import BURST, Credit
 from powerinfer_cpp.run.requests import QueueFull, Request
 from powerinfer_cpp.run.turns import shared
-from powerinfer_cpp.server.background import BESIDE, LAST
+from powerinfer_cpp.server.background import EMBEDDING, TOKENISING
 from powerinfer_cpp.server.errors import Refusal
-from powerinfer_cpp.server.limits import apart, sender_of
+from powerinfer_cpp.server.limits import sender_of
 from powerinfer_cpp.server.served import ServedModel
 from powerinfer_cpp.server.settings import Settings
 from powerinfer_cpp.server.shares import Shares
@@ -29,7 +31,7 @@ from powerinfer_cpp.text.masks import Vocabulary
 from serving import LONG, PROMPT, wait_for
 from test_scheduler import Desk, alone, run
 
-from powerinfer_cpp import LlamaGrammar
+from powerinfer_cpp import Llama, LlamaGrammar
 
 LONG_PROMPT = [300 + i % 50 for i in range(200)]  # ids
 SUREST = Sampling(temperature=0)
@@ -83,6 +85,25 @@ def test_senders_take_turns() -> None:
     asyncio.run(main())
 
 
+def test_large_work_pauses() -> None:
+    """Its sender has no other place until then, unless nobody would notice."""
+
+    async def main() -> None:
+        noticed = True
+        shares = Shares(2, 1, pause=4.0, busy=lambda: noticed)
+        begin = time.monotonic()
+        for _ in range(2):
+            await shares.run("a", time.sleep, 0.05)
+        assert time.monotonic() - begin >= 6 * 0.05 and shares.n_held == 1
+        await shares.run("b", time.sleep, 0)  # another's
+        await happens(lambda: shares.n_held == 0)
+        noticed = False
+        await shares.run("a", time.sleep, 0.05)
+        await happens(lambda: shares.n_held == 0)
+
+    asyncio.run(main())
+
+
 def test_who_goes_keeps_a_place_until_the_work_is_done() -> None:
     """Else a client could begin as much as it likes, and leave."""
 
@@ -117,12 +138,10 @@ def test_large_work_steps_back() -> None:
 
     async def main() -> None:
         ours, least = niceness(), min(19, niceness() + 1)
-        assert await LAST.run(niceness) == 19 >= await BESIDE.run(niceness) >= least - 1
+        assert TOKENISING.call(niceness) == 19 >= await EMBEDDING.run(niceness) >= least - 1
         shares = Shares(2, 2)
         assert await shares.run("a", niceness) == ours
-        assert await shares.run("a", niceness, background=LAST) == 19
-        assert await apart(niceness, large=10) == ours
-        assert await apart(niceness, large=1 << 20) == 19
+        assert await shares.run("a", niceness, background=TOKENISING) == 19
 
     asyncio.run(main())
 
@@ -452,6 +471,25 @@ def test_ids_are_looked_up_once(running: serving.InThread, monkeypatch: pytest.M
         model.detokenize([300, "x"])
     with pytest.raises(ValueError):
         model.detokenize([10**6])
+
+
+def test_long_texts_become_tokens_elsewhere(
+    running: serving.InThread, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a thread of the lowest priority, and to the same ids."""
+    model, names = running.model, []
+    text = b"".join(b"The dog %d. " % i for i in range(20_000))
+    assert len(text) > LONG_TEXT
+    with Llama(model_path, n_ctx=64, verbose=False) as llm:
+        want = llm.tokenize(text)
+    run_long = model._model.run_long
+
+    def spied(work: Callable[[], None]) -> None:
+        run_long(lambda: names.append(threading.current_thread().name) or work())
+
+    monkeypatch.setattr(model._model, "run_long", spied)
+    assert model.tokenize(text) == want and model.tokenize(b"The dog") == want[:3]
+    assert len(names) == 1 and names[0].startswith("background")
 
 
 def test_watchers_that_vanish(running: serving.InThread) -> None:

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from powerinfer_cpp.run import in_use as in_use_module
 from powerinfer_cpp.run.in_use import InUse
 from serving import wait_for
 
@@ -29,6 +30,14 @@ def test_only_the_end_waits() -> None:
     thread.join(10)
     assert ended.is_set()
     used.end()  # again
+
+
+def test_a_fork_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other threads are gone, and will not say that they have ended."""
+    used = InUse("it is over")
+    with used:
+        monkeypatch.setattr(in_use_module.os, "getpid", lambda: -1)
+        used.end()
 
 
 def test_tokens_while_the_model_is_locked(model_path: Path) -> None:

@@ -4,6 +4,7 @@ It owns the handle, which is freed by `close()` or by the garbage collector. pow
 the details. Calls release the GIL while the engine computes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from .structs import sized
 
 SPARSE_MODES = ("auto", "off", "exact", "predictor")  # in the order of pi_sparse
 
+LONG = 64 << 10  # bytes of a text, or ids, that take about a millisecond
 _BEFORE = b"\x02"  # stands before a text that is tokenized without a space of its own
 
 
@@ -77,6 +79,8 @@ class Model:
         **fields: Any,
     ):
         self.path = path
+        # Runs the part of a long text's work that needs no lock of Python; None: like all others.
+        self.run_long: Callable[[Callable[[], None]], None] | None = None
         self._callbacks = Callbacks(progress, verbose)
         out = ffi.new("pi_model **")
         params, kept = model_params(fields, session, self._callbacks)
@@ -203,14 +207,27 @@ class Model:
     def tokenize(self, text: bytes, special: bool = False) -> list[int]:
         """Ids of a text of any bytes, without BOS or EOS."""
         data, n, capacity = ffi.from_buffer("char[]", text), ffi.new("size_t *"), len(text) + 2
+
+        def fill() -> None:
+            check(lib.pi_tokenize(self.handle, data, len(text), special, ids, capacity, n))
+
         while True:
             ids = ffi.new("int32_t[]", capacity)
-            status = lib.pi_tokenize(self.handle, data, len(text), special, ids, capacity, n)
-            if status != lib.PI_ERROR_ARGUMENT or n[0] <= capacity:
+            try:
+                if self.run_long is None or len(text) <= LONG:
+                    fill()
+                else:
+                    self.run_long(fill)
                 break
-            capacity = n[0]  # the added space may be several byte tokens
-        check(status)
-        return ffi.unpack(ids, n[0]) if n[0] else []
+            except ValueError:
+                if n[0] <= capacity:
+                    raise
+                capacity = n[0]  # the added space may be several byte tokens
+        found: list[int] = []
+        # In parts: while one becomes Python's integers, no other thread has Python's lock.
+        for first in range(0, n[0], LONG):
+            found += ffi.unpack(ids + first, min(LONG, n[0] - first))
+        return found
 
     def tokenize_behind(self, text: bytes, special: bool = False) -> list[int]:
         """Ids of a text that follows another one: without the space that some vocabularies add to

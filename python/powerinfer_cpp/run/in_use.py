@@ -1,5 +1,6 @@
 """What many threads may use at the same time, and one may end."""
 
+import os
 import threading
 
 
@@ -12,6 +13,7 @@ class InUse:
 
     def __init__(self, ended: str):
         self._words, self._n, self._over = ended, 0, False
+        self._process = os.getpid()
         self._changed = threading.Condition(threading.Lock())
 
     def __enter__(self) -> None:
@@ -30,4 +32,5 @@ class InUse:
         """Returns when nobody uses it any more; nobody may begin from now on."""
         with self._changed:
             self._over = True
-            self._changed.wait_for(lambda: self._n == 0)
+            if os.getpid() == self._process:  # in a fork, the other threads are not there
+                self._changed.wait_for(lambda: self._n == 0)

@@ -242,10 +242,12 @@ class Scheduler:
     def _give_way(self) -> bool:
         """Takes a place from the sender with the most, if one that waits has two fewer. What the
         text has computed is kept, if positions do not run out. Is there a place now?"""
-        places = self._places()
-        victim = self._last_of_most()
-        may = [places[text.sender] for text in self._waiting.firsts() if self._may_begin(text)]
-        if victim is None or not may or places[victim.sender] < min(may) + 2:
+        places, victim = self._places(), self._last_of_most()
+        most = 0 if victim is None else places[victim.sender]
+        if victim is None or most < 2:
+            return False
+        few = (sender for sender in self._waiting.senders() if places[sender] + 2 <= most)
+        if not any(self._may_begin(t) for sender in few for t in self._waiting.firsts(sender)):
             return False
         if self._crowded:
             self._sequences.forget(victim.seq)

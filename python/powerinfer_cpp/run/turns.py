@@ -49,11 +49,14 @@ class Waiting(Generic[Waits]):
 
     def take(self, places: Mapping[str, int], may: Callable[[Waits], bool]) -> Waits | None:
         """The next text that may begin; of the sender with the fewest places, by sender."""
-        for sender in sorted(self._by, key=lambda sender: places.get(sender, 0)):
-            for body, queue in self._by[sender].items():
-                found = next((i for i, text in enumerate(queue) if may(text)), None)
-                if found is not None:
-                    return self._taken(sender, body, found)
+        for few in sorted({0, *places.values()}):
+            for sender, bodies in self._by.items():
+                if places.get(sender, 0) != few:
+                    continue
+                for body, queue in bodies.items():
+                    found = next((i for i, text in enumerate(queue) if may(text)), None)
+                    if found is not None:
+                        return self._taken(sender, body, found)
         return None
 
     def _taken(self, sender: str, body: int, i: int) -> Waits:
@@ -68,10 +71,13 @@ class Waiting(Generic[Waits]):
         self._count(sender, -1)
         return text
 
-    def firsts(self) -> Iterator[Waits]:
-        """The first text of each body."""
-        for bodies in self._by.values():
-            yield from (queue[0] for queue in bodies.values())
+    def senders(self) -> Iterator[str]:
+        """Of whom texts wait."""
+        return iter(self._by)
+
+    def firsts(self, sender: str) -> Iterator[Waits]:
+        """The first text of each body of a sender."""
+        return (queue[0] for queue in self._by[sender].values())
 
     def remove(self, gone: Callable[[Waits], bool]) -> None:
         """Removes texts."""

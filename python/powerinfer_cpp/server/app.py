@@ -1,5 +1,6 @@
 """The server as an ASGI application: routes, and who may use them."""
 
+import asyncio
 import contextlib
 import functools
 import time
@@ -17,7 +18,7 @@ from starlette.routing import Route
 from ..core.errors import about_request
 from . import status
 from .answering import Gone, Stream, Whole, encode, while_connected
-from .background import BESIDE, LAST
+from .background import EMBEDDING
 from .desk import Desk
 from .dialects import native, openai
 from .dialects.bodies import (
@@ -38,7 +39,7 @@ from .dialects.native import NativeBody, NativeCompletionBody
 from .dialects.openapi import description
 from .dialects.responses import ResponsesBody, responses_job
 from .errors import Refusal, refusal_of
-from .limits import Arriving, Body, Guard, Guarded, apart, owner_key, refused
+from .limits import Arriving, Body, Guard, Guarded, check_depth, owner_key, refused
 from .models import Models
 from .recorded import Recorded, recorded_bytes
 from .settings import Settings
@@ -56,6 +57,9 @@ _TYPES = {
 _POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; \
 frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 
+# For how many times as long as large work took its place is kept while texts are written.
+LARGE_PAUSE, GRAMMAR_PAUSE = 4.0, 1.0
+REFUSED_SECONDS = 0.25  # until a client is told that it asks for too much at once
 # Fields that ask for a grammar.
 _WITH_GRAMMAR = ("grammar", "response_format", "tools", "text", "output_config", "json_schema")
 
@@ -95,7 +99,10 @@ class Server:
         # What may take long runs in threads, and each sender has a share of them. The processes
         # for templates and for grammars are one each.
         self._tokenising, self._templates = Shares(4, 2), Shares(4, 2)
-        self._grammars, self._embedding = Shares(4, 1), Shares(1, 1)
+        self._embedding = Shares(1, 1)
+        # These hold a processor, or Python's lock, for a second or more.
+        self._grammars = Shares(4, 1, GRAMMAR_PAUSE, self._busy)
+        self._large = Shares(4, 1, LARGE_PAUSE, self._busy)
         self._telling = Shares(4, 1)
         self._views: dict[str, View] = {}
         self._files = {f"/{file.name}": file for file in PAGE.glob("*.*") if file.suffix in _TYPES}
@@ -137,6 +144,10 @@ class Server:
             self.app.add_middleware(Guarded, guard=guard)
         self.app.state.server = self
 
+    def _busy(self) -> bool:
+        """Does any model write texts?"""
+        return any(model.scheduler.n_active for model in self.models.all().values())
+
     def _both(self, path: str, serve: Serve, methods: list[str]) -> list[Route]:
         """A route with and without /v1, as llama.cpp has them."""
         guarded = self._guarded(serve)
@@ -160,7 +171,11 @@ class Server:
             except Gone:
                 return Response(status_code=499)  # nobody gets it
             except Exception as error:
-                return refused(refusal_of(error), request.scope["path"])
+                refusal = refusal_of(error)
+                if refusal.status == 429:  # a client that asks again at once costs little
+                    request.state.body.close()
+                    await asyncio.sleep(REFUSED_SECONDS)
+                return refused(refusal, request.scope["path"])
             finally:
                 request.state.body.close()
 
@@ -168,7 +183,14 @@ class Server:
 
     async def _body(self, request: Request, kind: type[Kind]) -> Kind:
         data = await request.state.body.read()
-        return await apart(decode, data, kind, large=len(data))
+
+        def read() -> Kind:
+            check_depth(data, self.settings.max_depth)
+            return decode(data, kind)
+
+        if not request.state.body.large:
+            return read()
+        return await self._shared(self._large, request, read)
 
     async def _shared(
         self, shares: Shares, request: Request, work: Callable[..., Made], *of: Any
@@ -176,9 +198,9 @@ class Server:
         """What work gives, in a thread, when it is the turn of the request's sender. Raises Gone,
         and Refusal if too many of the sender wait."""
         sender = request.scope.get("sender", "")
-        background = LAST if request.state.body.large else None
-        running = shares.run(sender, work, *of, background=background)
-        return await while_connected(request.receive, running)
+        if request.state.body.large:
+            shares = self._large
+        return await while_connected(request.receive, shares.run(sender, work, *of))
 
     # ---- Texts ---------------------------------------------------------------------------
 
@@ -245,7 +267,7 @@ class Server:
         taken = self._recorded.take(sender, n_bytes, model.reserve)
 
         def work() -> Awaitable[bytes]:
-            in_turn = functools.partial(self._embedding.run, sender, background=BESIDE)
+            in_turn = functools.partial(self._embedding.run, sender, background=EMBEDDING)
             return openai.embeddings(model, name, body, inputs, in_turn)
 
         return Whole(work, request.scope["path"], taken.close)

@@ -1,4 +1,4 @@
-"""Threads for work that can wait: the engine's threads get the processor first."""
+"""Threads for what computes outside of Python: the engine's threads get the processor first."""
 
 import asyncio
 import contextlib
@@ -19,9 +19,10 @@ class Background:
     """Threads of a priority that is lower than that of the engine's, where threads have one of
     their own, as on Linux.
 
-    A thread that tokenises megabytes beside the engine's would take each step several times as
-    long: these wait for each other after each operator. niceness: of the system's 0 to 19; threads
-    that such a thread begins have it as well.
+    The engine's threads wait for each other after each operator, so another one that computes
+    beside them makes a step several times as long. Not for work in Python itself: who has its lock
+    and waits for a processor holds up all others. niceness: of the system's 0 to 19; threads that
+    such a thread begins have it as well.
     """
 
     def __init__(self, niceness: int):
@@ -31,6 +32,10 @@ class Background:
         """What work gives, in such a thread. Who is cancelled does not stop it."""
         call = functools.partial(work, *of)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    def call(self, work: Callable[[], Result]) -> Result:
+        """The same for other threads than the event loop's; waits for it."""
+        return self._pool.submit(work).result()
 
     @functools.cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -42,5 +47,5 @@ class Background:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
 
 
-LAST = Background(19)  # for what may wait for the engine
-BESIDE = Background(10)  # for what computes beside it, with a tenth of its weight
+TOKENISING = Background(19)
+EMBEDDING = Background(10)  # with a tenth of the engine's weight

@@ -4,7 +4,7 @@ import hmac
 import ipaddress
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -15,11 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .background import LAST
 from .errors import Refusal
 from .settings import Settings
-
-Result = TypeVar("Result")
 
 LARGE = 64 << 10  # bytes; JSON of so many takes about a millisecond
 OPEN_PATHS = ("/", "/health", "/v1/health")  # and those of the page: no key is needed
@@ -219,7 +216,7 @@ class Body:
         self.large = False  # does work on it take more than some milliseconds?
 
     async def read(self) -> bytes:
-        """The bytes. Raises Refusal if it is too large, too slow or nested too deeply."""
+        """The bytes. Raises Refusal if it is too large or too slow."""
         settings, body = self._settings, bytearray()
         too_large = Refusal(413, f"the body has more than {settings.max_body} bytes")
         if int(self._request.headers.get("content-length", "0")) > settings.max_body:
@@ -238,7 +235,6 @@ class Body:
             raise Refusal(400, "the client has gone") from None
         data = bytes(body)
         self.large = len(data) > LARGE
-        await apart(_check_depth, data, settings.max_depth, large=len(data))
         return data
 
     def close(self) -> None:
@@ -246,12 +242,6 @@ class Body:
         n_bytes, self._n_counted = self._n_counted, 0
         if n_bytes:
             self._arriving.drop(self._sender, n_bytes)
-
-
-async def apart(work: Callable[..., Result], *of: Any, large: int) -> Result:
-    """What work gives; in a thread of the background if so many bytes would hold up the event
-    loop."""
-    return await LAST.run(work, *of) if large > LARGE else work(*of)
 
 
 async def read_body(
@@ -263,12 +253,14 @@ async def read_body(
     """
     body = Body(request, settings, arriving or Arriving())
     try:
-        return await body.read()
+        data = await body.read()
     finally:
         body.close()
+    check_depth(data, settings.max_depth)
+    return data
 
 
-def _check_depth(body: bytes, most: int) -> None:
+def check_depth(body: bytes, most: int) -> None:
     """Raises Refusal for JSON that is nested too deeply for those who work on it later."""
     # Whole arrays at once: a loop over the brackets of 8 MB would hold up all clients for a second.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHERS)

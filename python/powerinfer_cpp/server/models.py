@@ -7,6 +7,7 @@ from typing import Any
 
 from ..core.gguf import Gguf
 from ..llama_prompts import has_template
+from .background import TOKENISING
 from .desk import Desk
 from .errors import Refusal
 from .served import ServedModel
@@ -106,4 +107,5 @@ class Models:
             except Exception as error:
                 self.failure = error
                 return
+            model.run_long(TOKENISING.call)
             self._open[name] = model

@@ -244,6 +244,10 @@ class ServedModel(Llama):
             )
         return np.array(vector, dtype=np.float32), len(ids)
 
+    def run_long(self, run: Callable[[Callable[[], None]], None]) -> None:
+        """Uses run for the work on long texts that can be done outside of Python."""
+        self._model.run_long = run
+
     def reserve(self, what: str, n_bytes: int) -> Callable[[], None]:
         """Reserves bytes of the model's budget; what it gives releases them. Raises
         OutOfMemoryError."""
@@ -276,15 +280,21 @@ class ServedModel(Llama):
         """Can `watch` see which neurons run? A device does not tell."""
         return "device" not in self._model_fields
 
-    def watch(self, see: Callable[[Ticket, int, np.ndarray], None] | None) -> None:
+    def watch(
+        self,
+        see: Callable[[Ticket, int, np.ndarray], None] | None,
+        wants: Callable[[Ticket], bool] = lambda ticket: True,
+    ) -> None:
         """Calls see(ticket, number of a token, neurons that ran for it) in the engine's thread, for
-        the first text of each request; None: no more. Neurons: bits as `Session.fired_bytes`."""
+        the first text of each request that it wants; None: no more. Neurons: bits as
+        `Session.fired_bytes`."""
         if not self.records:
             return
 
         def seen(ticket: Ticket, token: int, row: int) -> None:
             assert see is not None
-            see(ticket, token, self._session.fired_bytes(row))
+            if wants(ticket):
+                see(ticket, token, self._session.fired_bytes(row))
 
         def change() -> None:
             self._session.record(see is not None)

@@ -1,6 +1,7 @@
 """Places for work that may take long, shared fairly among those who send it."""
 
 import asyncio
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,12 +17,21 @@ Result = TypeVar("Result")
 class Shares:
     """Places, of which each sender has only a few at the same time; senders take turns.
 
-    each: places of one sender. most_waiting: of one sender, more are refused. Use it from one event
-    loop.
+    each: places of one sender. pause: a place is kept after its work, for so many times as long as
+    that took, if busy() says that others would notice. most_waiting: of one sender, more are
+    refused. Use it from one event loop.
     """
 
-    def __init__(self, places: int, each: int, most_waiting: int = 1024):
+    def __init__(
+        self,
+        places: int,
+        each: int,
+        pause: float = 0.0,
+        busy: Callable[[], bool] = lambda: True,
+        most_waiting: int = 1024,
+    ):
         self._free, self._each, self._most_waiting = places, each, most_waiting
+        self._pause, self._busy = pause, busy
         self._threads = CapacityLimiter(places)  # not those that all others share
         self._held: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
@@ -55,8 +65,13 @@ class Shares:
         else:
             task = asyncio.ensure_future(to_thread.run_sync(work, *of, limiter=self._threads))
 
+        loop, begun = asyncio.get_running_loop(), time.monotonic()
+
         def done(task: asyncio.Future[Result]) -> None:
-            self._give_back(sender)
+            if self._pause and self._busy():
+                loop.call_later(self._pause * (time.monotonic() - begun), self._give_back, sender)
+            else:
+                self._give_back(sender)
             if not task.cancelled():
                 task.exception()  # nobody may be there who reads it
 

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from anyio import to_thread
 from starlette.responses import Response
 
 from ..run.requests import Request, Ticket, Update
 from ..text.completion import Piece
 from .answering import Stream, Whole, encode, joined
-from .background import LAST
 from .desk import Desk, Writing
 from .errors import Refusal
 from .recorded import SMALL, Taken
@@ -103,7 +103,7 @@ async def events(desk: Desk, job: Job, n_bytes: int) -> AsyncIterator[bytes]:
 
 async def _apart(work: Callable[[], bytes], n_bytes: int) -> bytes:
     """What work gives; in a thread, if it is about many bytes."""
-    return await LAST.run(work) if n_bytes > SMALL else work()
+    return await to_thread.run_sync(work) if n_bytes > SMALL else work()
 
 
 def merged(writing: Writing, updates: Sequence[Update]) -> list[tuple[int, Piece]]:

@@ -119,7 +119,7 @@ class View:
             note = self._note if wanted else None
             # A dead engine records nothing; a watcher is told by the requests that fail.
             with contextlib.suppress(EngineDead):
-                await asyncio.to_thread(self._model.watch, note)
+                await asyncio.to_thread(self._model.watch, note, self._is_watched)
             self._recording = wanted
 
     async def _tiers_now(self) -> np.ndarray:
@@ -128,6 +128,11 @@ class View:
             self._told = time.monotonic()
             self._tiers = await asyncio.to_thread(self._model.tiers)
         return self._tiers
+
+    def _is_watched(self, ticket: Ticket) -> bool:
+        """Called in the engine's thread, before bits are fetched."""
+        with self._lock:
+            return any(watcher.owner == ticket.request.owner for watcher in self._watchers)
 
     def _note(self, ticket: Ticket, token: int, bits: np.ndarray) -> None:
         """Called in the engine's thread for each token."""

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from .masks import Vocabulary
+from .masks import NICENESS, Vocabulary
 from .worker import Refused, Worker, WorkerMissing
 
 MAX_TEXT = 256 << 10  # characters of a grammar or schema
 
 SECONDS = 1.5  # of processor time to try one; on a machine with other work it may last longer
 
-_worker = Worker("grammars", ("llguidance",), seconds=SECONDS, wall_seconds=10.0)
+_worker = Worker("grammars", ("llguidance",), seconds=SECONDS, wall_seconds=10.0, niceness=NICENESS)
 
 
 def _compiled(kind: str, text: str) -> str:

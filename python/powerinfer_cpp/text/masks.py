@@ -21,11 +21,14 @@ import numpy as np
 
 from ..core.model import Model
 from .children import matchers
-from .worker import WorkerMissing, package_folder, python_interpreter
+from .worker import WorkerMissing, package_folder, python_interpreter, step_back
 
 MASK_SECONDS = 1.0  # of processor time for one mask, the first with the grammar's compilation
 WAIT_SECONDS = 20.0  # for one mask, on a machine with other work
 START_SECONDS = 60.0  # a large vocabulary takes 2 s
+# Of processes for grammars. The engine's threads go first, since they wait for each other after
+# each operator: a text that is held to a grammar may wait for its mask, the others do not.
+NICENESS = 5
 MEMORY = 512 << 20  # bytes of address space of one text, besides the vocabulary
 
 _CHILDREN = Path(__file__).parent / "children"
@@ -101,6 +104,7 @@ class _Forks:
             raise ValueError(f"the process for grammars does not start: {error}") from None
         finally:
             theirs.close()
+        step_back(self._process.pid, NICENESS)  # its forks, too
         self._control = ours
         self.close = weakref.finalize(self, _end, self._process, ours, os.getpid())
         try:
