@@ -107,21 +107,21 @@ class _Format:
         self.takes_names = isinstance(formatter, Jinja2ChatFormatter)
 
     def __call__(
-        self, messages: Messages, request: ToolRequest | None = None, **names: Any
+        self, messages: Messages, request: ToolRequest | None = None, /, **names: Any
     ) -> chat.Prompt:
         checked = with_thoughts(chat.check_messages(messages), self.thoughts)
         if self.style is not None:
             checked = self.style.history(checked)
         tools = None if request is None else [tool.as_dict() for tool in request.tools]
         # With the names that llama-cpp-python gives: a formatter may want any of them.
-        found = self._formatter(
-            messages=checked,
-            functions=None,
-            function_call=None,
-            tools=tools,
-            tool_choice=None if request is None else request.choice,
-            **names,
-        )
+        given = {
+            "messages": checked,
+            "functions": None,
+            "function_call": None,
+            "tools": tools,
+            "tool_choice": None if request is None else request.choice,
+        }
+        found = self._formatter(**{**given, **names})
         stop = [found.stop] if isinstance(found.stop, str) else list(found.stop or [])
         return chat.Prompt(found.prompt, stop, found.stopping_criteria)
 

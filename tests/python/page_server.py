@@ -4,8 +4,8 @@ python tests/python/page_server.py [--port N] [--delay SECONDS]
 
 For work on the page without a model, and for test_page.py. The same requests give the same bytes.
 The last message chooses what happens: `/error`, `/key`, `/break`, `/long`, `/markdown`, `/math`,
-`/code`, `/short`, `/quick`, `/think`, `/thought` (thoughts and nothing more) or `/tools`; all others
-get a story.
+`/code`, `/short`, `/quick`, `/think`, `/thought` (thoughts and nothing more) or `/tools`; all
+others get a story.
 """
 
 from __future__ import annotations

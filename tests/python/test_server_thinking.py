@@ -76,7 +76,12 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_chats(client: openai.OpenAI, says: Says) -> None:  # noqa: F811
     says(SAID)
     asked = {"model": "x", "messages": ASK, "max_tokens": 200}
-    whole = client.chat.completions.create(**asked).choices[0].message
+    made = client.chat.completions.create(**asked)
+    whole, details = made.choices[0].message, made.usage.completion_tokens_details
+    assert details.reasoning_tokens == len("Hm. So.")  # a token is a byte here
+    usage = {"stream_options": {"include_usage": True}}
+    *_, last = client.chat.completions.create(stream=True, **usage, **asked)
+    assert last.usage.completion_tokens_details == details
     assert (whole.content, whole.reasoning_content) == ("Yes.", "Hm. So.")
     streamed = {"content": "", "reasoning_content": ""}
     order = []
@@ -88,6 +93,8 @@ def test_chats(client: openai.OpenAI, says: Says) -> None:  # noqa: F811
                 order.append(key)
     assert streamed == {"content": "Yes.", "reasoning_content": "Hm. So."}
     assert order == sorted(order, reverse=True)  # thoughts come first
+    several = client.chat.completions.create(**asked, n=2)
+    assert [c.message.reasoning_content for c in several.choices] == ["Hm. So."] * 2
     raw = client.chat.completions.create(**asked, extra_body={"reasoning_format": "none"})
     assert raw.choices[0].message.content == SAID
 
@@ -284,6 +291,24 @@ def test_what_cannot_be_asked_for(
             asked["max_tokens"] = 1
         error = serving.refused(running.post(path, {**asked, **fields}))
         assert name in error["message"] or error.get("param") == name, error
+
+
+def test_names_that_are_those_of_the_code(running: serving.InThread) -> None:
+    names = (
+        "request",
+        "functions",
+        "tool_choice",
+        "more",
+        "names",
+        "source",
+        "begins",
+        "environment",
+    )
+    for name in (*names, "a b", "", "__class__", "loop", "range"):
+        body = {"messages": ASK, "chat_template_kwargs": {name: 1}}
+        assert running.post("apply-template", body).status_code == 200, name
+    body = {"messages": ASK, "chat_template_kwargs": {"self": 1}}
+    serving.refused(running.post("apply-template", body))
 
 
 def test_what_the_dialects_cannot_ask_for(running: serving.InThread) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,26 @@ def test_any_cut_gives_the_same(data: st.DataObject, opened: bool, style: str) -
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.xdist_group("timed")
+@pytest.mark.parametrize(
+    "text",
+    [
+        " " * 60_000,
+        "<think>" + " " * 60_000,
+        "<think>" * 9_000,
+        "<" * 60_000,
+        "<tool_call>" * 5_000,
+    ],
+    ids=["space", "space in thoughts", "openings", "signs", "calls"],
+)
+def test_long_texts_take_linear_time(text: str) -> None:
+    start = time.monotonic()
+    for opened in (False, True):
+        read(ThoughtParser(THINK, opened, tool_parser()), text)
+    read(HarmonyParser(), text)
+    assert time.monotonic() - start < 20  # it takes a second; the machine may be busy
+
+
 HARMONY = [
     (
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
@@ -309,6 +330,7 @@ def test_what_templates_are_told() -> None:
     off = Thinking().asked(reasoning_budget=0)
     assert off.asked(enable_thinking=True) == Thinking(on=True)
     assert off.asked(reasoning_effort="low").budget is None
+    assert off.asked(reasoning_budget=7) == Thinking(budget=7)
     assert Thinking().asked(reasoning_budget=7).asked().budget == 7
     assert Thinking().asked(reasoning_budget=7).asked(reasoning_budget=-1).budget is None
 
@@ -495,7 +517,8 @@ def test_a_formatter_of_a_template(models: Any) -> None:
             "Hm.",
             "Yes.",
         )
-        off = answer(llm, "Hm.</think>Yes.", chat_template_kwargs={"enable_thinking": False})
+        names = {"enable_thinking": False, "functions": 1, "request": 2, "tool_choice": 3}
+        off = answer(llm, "Hm.</think>Yes.", chat_template_kwargs=names)
         assert off["message"]["content"] == "Hm.</think>Yes."
     finally:
         llm.chat_handler = None
@@ -536,6 +559,9 @@ def test_harmony_of_a_template() -> None:
     found = message(made.parser.push(text) + made.parser.finish())
     assert found == {"role": "assistant", "content": "A", "reasoning_content": "Hm."}
     assert turn(GPT, ASK, reasoning_format="none").parser is None
+    effort = "{{ reasoning_effort }}" + GPT
+    for asked, want in (("max", "high"), ("minimal", "low"), ("medium", "medium"), ("none", "low")):
+        assert turn(effort, ASK, reasoning_effort=asked).text.startswith(f"{want}<|start|>user")
     begun = turn(GPT, BEGUN)
     assert begun.text.endswith("<|start|>assistant<|channel|>final<|message|>Because")
     found = message(begun.parser.push(" so.") + begun.parser.finish())

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from powerinfer_cpp.text.chat import TemplateFormat
+from powerinfer_cpp.text.thinking import Thinking
+from powerinfer_cpp.text.tool_chat import prepare
 from powerinfer_cpp.text.tools import (
     STYLES,
     HarmonyParser,
@@ -257,6 +259,41 @@ def test_arguments_as_a_template_takes_them() -> None:
             f"<{{{{ {written} }}}}>{{% endfor %}}{{% endfor %}}"
         )
         assert TemplateFormat(source, "", "")([ask, said]).text == '<{"n": 3}>'
+
+
+CHATML = """{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant
+{% if m.reasoning_content %}<think>
+{{ m.reasoning_content }}
+</think>
+
+{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ '\\n' if m.content else '' }}\
+<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% else %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endif %}{% endfor %}{% if tools %}{% endif %}{% if add_generation_prompt %}\
+<|im_start|>assistant
+{% if opens %}<think>
+{% endif %}{% endif %}"""
+
+
+@pytest.mark.parametrize("opens", [False, True])
+@pytest.mark.parametrize("text", ["", "I look.\n"])
+def test_the_next_prompt_repeats_the_answer(opens: bool, text: str) -> None:
+    """So what a server computed for a call is known when its result comes."""
+    thinking = Thinking().asked(chat_template_kwargs={"opens": opens})
+    template, ask = TemplateFormat(CHATML, "", ""), {"role": "user", "content": "x"}
+    first = prepare(template, [ask], REQUEST, lambda _: {}, thinking=thinking)
+    said = "Hm.\n</think>\n\n" if opens else "<think>\nHm.\n</think>\n\n"
+    call = '<tool_call>\n{"name": "look", "arguments": {"city": "x"}}\n</tool_call>'
+    said += text + call
+    parser = first.parser
+    assert parser is not None
+    answer = message(parser.push(said) + parser.finish())
+    result = {"role": "tool", "content": "sunny", "tool_call_id": answer["tool_calls"][0]["id"]}
+    second = prepare(template, [ask, answer, result], REQUEST, lambda _: {}, thinking=thinking)
+    assert second.text.startswith(first.text + said + "<|im_end|>")
 
 
 # ---- Forced calls ----

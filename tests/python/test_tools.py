@@ -93,6 +93,11 @@ NO_SYSTEM = (
     "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 )
 CONTROL = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>"]
+CONTROL += ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
+GLM = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}
+{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{% for k, v in \
+c.function.arguments.items() %}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}\
+</tool_call>{% endfor %}{% endfor %}"""
 
 
 def turn(
@@ -438,6 +443,50 @@ def test_forced_calls(style: str, control: bool, models) -> None:
     done = llm.create_chat_completion(ASK, tools=TOOLS, tool_choice=named, seed=1, temperature=2.0)
     (call,) = done["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "add" and fits(call)
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_forced_texts_end_with_their_tags(control: bool, path: Path, tmp_path: Path) -> None:
+    """A string is written raw, up to a tag that is text or a control token."""
+    source = path if control else path.parent / "plain" / "tiny.gguf"
+    file = changed(source, tmp_path / "glm.gguf", {"tokenizer.chat_template": GLM})
+    schema = {"type": "object", "properties": {"s": {"type": "string"}}, "required": ["s"]}
+    tools = [{"type": "function", "function": {"name": "say", "parameters": schema}}]
+    named = {"type": "function", "function": {"name": "say"}}
+    with Llama(file, n_ctx=2048, verbose=False) as llm:
+        request = ToolRequest.of(tools, named)
+        made = prepare(llm._format(request), ASK, request, llm._control_tokens)
+        assert ("</arg_value>" in made.shown) == control
+        tag = b"" if control else b"</arg_value>\n"
+        end = made.shown.get("</arg_value>")
+
+        class Closing:
+            """Draws a text, and closes it after sixty tokens with what begins the call."""
+
+            n = 0
+
+            def __call__(self, _ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+                self.n += 1
+                scores = np.array(scores)
+                if end is not None:
+                    scores[end] = 1000 if self.n > 60 else -1000
+                elif 60 < self.n <= 60 + len(tag):
+                    scores[tiny.BYTE + tag[self.n - 61]] = 1000
+                return scores
+
+        done = llm.create_chat_completion(
+            ASK,
+            tools=tools,
+            tool_choice=named,
+            max_tokens=400,
+            temperature=1.5,
+            seed=2,
+            logits_processor=Closing(),
+        )
+    (choice,) = done["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert len(json.loads(call["function"]["arguments"])["s"]) > 5
+    assert choice["finish_reason"] == "tool_calls"
 
 
 def test_a_trained_model_is_forced(model_path: Path) -> None:

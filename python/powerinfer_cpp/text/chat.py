@@ -344,6 +344,7 @@ class TemplateFormat:
         self,
         messages: Sequence[Message],
         request: ToolRequest | None = None,
+        /,
         add_generation_prompt: bool = True,
         **names: Any,
     ) -> Prompt:

@@ -227,6 +227,7 @@ class ChatDicts:
             "model": model,
         }
         self._data, self._parser, self._index, self._pack = data, parser, index, pack
+        self.thoughts: list[str] = []  # so far
 
     def begin(self) -> list[Any]:
         """What a stream sends before the first piece: the role."""
@@ -235,7 +236,7 @@ class ChatDicts:
     def push(self, part: Piece) -> list[Any]:
         """What a stream sends for a piece: its text, and at last the reason of the end."""
         found, placed = [], part.placed
-        for delta in tools.deltas(events(self._parser, part)):
+        for delta in tools.deltas(self._events(part)):
             found.append(self._chunk(delta, placed, None))
             placed = []
         if placed:  # the text of these tokens is held back, or is no content
@@ -248,12 +249,15 @@ class ChatDicts:
         """The choice that all pieces make."""
         return {
             "index": self._index,
-            "message": tools.message(
-                event for part in every for event in events(self._parser, part)
-            ),
+            "message": tools.message(event for part in every for event in self._events(part)),
             "logprobs": self._logprobs([placed for part in every for placed in part.placed]),
             "finish_reason": self._reason(every[-1].reason),
         }
+
+    def _events(self, part: Piece) -> list[tools.Event]:
+        found = events(self._parser, part)
+        self.thoughts += [event.text for event in found if isinstance(event, tools.Thought)]
+        return found
 
     def _reason(self, reason: str | None) -> str | None:
         return reason if self._parser is None or reason is None else self._parser.reason(reason)

@@ -35,7 +35,7 @@ class ChatTemplate:
         _ask(source=source)
 
     def render(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **more: Any
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, /, **more: Any
     ) -> str:
         """The prompt for messages. Raises TemplateError.
 

@@ -16,6 +16,7 @@ THINKING = (
 )
 # Names of a template that have their own arguments, or are the model's.
 _TAKEN = (
+    "self",
     "messages",
     "tools",
     "bos_token",
@@ -100,11 +101,13 @@ class Thinking:
         begins = _flag("add_generation_prompt", add_generation_prompt)
         if continues and begins:
             raise ValueError("continue_final_message and add_generation_prompt exclude each other")
-        if budget == 0 and on:  # what a request says counts more than what a server does
-            budget = None if limit is None else budget
+        # What a request says counts more than what a server does.
+        if budget == 0 and on and limit is None:
+            budget = None
+        before = None if limit and self.budget == 0 else self.on
         return replace(
             self,
-            on=self.on if on is None else on,
+            on=before if on is None else on,
             effort=self.effort if effort is None else effort,
             budget=budget,
             names={**self.names, **names},

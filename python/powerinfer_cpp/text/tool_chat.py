@@ -93,6 +93,8 @@ def prepare(
     return Turn(text, prompt.stop, grammar, parser, shown, prompt.criteria, limit)
 
 
+# What gpt-oss knows instead.
+_KNOWN_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 FINAL = "<|channel|>final<|message|>"  # where gpt-oss answers
 
 
@@ -115,12 +117,16 @@ def _control(style: Style, request: ToolRequest | None, tags: Thoughts | None) -
 
 
 def control_tokens(model: Model, texts: Iterable[str]) -> dict[str, int]:
-    """Ids of the control tokens of which texts are made, by their own texts."""
+    """Ids of the control tokens of which texts are made, by their own texts.
+
+    A token that ends answers goes on doing that, but for gpt-oss, whose messages it ends.
+    """
     found = {}
     for text in texts:
         for token in model.tokenize(text.encode("utf-8"), special=True):
             data = model.text(token, True)
-            if data and not model.text(token):
+            ends = model.ends(token) and text not in HARMONY.control
+            if data and not model.text(token) and not ends:
                 found[data.decode("utf-8", "replace")] = token
     return found
 
@@ -182,6 +188,10 @@ def _prompt(
     names: dict[str, Any] = {}
     if getattr(chat_format, "takes_names", False):
         names = thinking.template_names()
+        if getattr(chat_format, "thoughts", None) is HARMONY_THOUGHTS:
+            effort = "low" if thinking.on is False else names.get("reasoning_effort")
+            if effort is not None:
+                names["reasoning_effort"] = _KNOWN_EFFORTS.get(effort, effort)
         if not thinking.begins and not thinking.continues:
             names["add_generation_prompt"] = False
     style = getattr(chat_format, "style", None)

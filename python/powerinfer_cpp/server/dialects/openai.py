@@ -25,12 +25,17 @@ NUMBER_BYTES = 24  # of a number as JSON, with its comma
 
 
 class OpenAIForm:
-    """Dicts of OpenAI's choices. dicts: makes those of a text, by its number and its ticket."""
+    """Dicts of OpenAI's choices. dicts: makes those of a text, by its number and its ticket. count:
+    of chats, tokens of a text, for those of thoughts."""
 
     def __init__(
-        self, head: dict[str, Any], dicts: Callable[[int, Ticket], Dicts], with_usage: bool
+        self,
+        head: dict[str, Any],
+        dicts: Callable[[int, Ticket], Dicts],
+        with_usage: bool,
+        count: Callable[[str], int] | None = None,
     ):
-        self._head, self._dicts, self._with_usage = head, dicts, with_usage
+        self._head, self._dicts, self._with_usage, self._count = head, dicts, with_usage, count
         self._tickets: Sequence[Ticket] = ()
         self._owners: Sequence[Ticket] = ()  # of each text
         self._begun: dict[int, Dicts] = {}
@@ -39,10 +44,10 @@ class OpenAIForm:
 
     def whole(self, tickets: Sequence[Ticket], pieces: Sequence[Sequence[Piece]]) -> Any:
         """The answer as one dict."""
-        texts = enumerate(zip(owners(tickets), pieces, strict=True))
-        choices = [self._dicts(i, ticket).choice(every) for i, (ticket, every) in texts]
+        self._begun = {i: self._dicts(i, ticket) for i, ticket in enumerate(owners(tickets))}
+        choices = [self._begun[i].choice(every) for i, every in enumerate(pieces)]
         n_written = sum(every[-1].n_tokens for every in pieces)
-        counted = {"usage": counts(tickets, n_written), "timings": timings(tickets)}
+        counted = {"usage": self._usage(tickets, n_written), "timings": timings(tickets)}
         return {**self._head, "choices": choices, **counted}
 
     def begin(self, tickets: Sequence[Ticket]) -> bytes:
@@ -74,8 +79,16 @@ class OpenAIForm:
         last = {**self._head, "choices": [], "timings": timings(self._tickets)}
         if last.get("object") == "chat.completion":
             last["object"] = "chat.completion.chunk"
-        counted = counts(self._tickets, sum(self._n_written.values()))
+        counted = self._usage(self._tickets, sum(self._n_written.values()))
         return event({**last, "usage": counted}) + done
+
+    def _usage(self, tickets: Sequence[Ticket], n_written: int) -> dict[str, Any]:
+        found = counts(tickets, n_written)
+        if self._count is not None:
+            made = [each for each in self._begun.values() if isinstance(each, ChatDicts)]
+            n = sum(self._count("".join(each.thoughts)) for each in made)
+            found["completion_tokens_details"] = {"reasoning_tokens": n}
+        return found
 
     def error(self, refusal: Refusal) -> bytes:
         """The event for an error."""
@@ -185,7 +198,8 @@ def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, 
     def dicts(i: int, ticket: Ticket) -> Dicts:
         return ChatDicts(name, named, copy.deepcopy(turn.parser), head, i, packed)
 
-    return Job(model, [request], OpenAIForm(head, dicts, body.wants_usage))
+    form = OpenAIForm(head, dicts, body.wants_usage, model.n_tokens_of)
+    return Job(model, [request], form)
 
 
 @about_request()

@@ -92,9 +92,13 @@ def _tool_calls(text: str) -> str:
     between = f"{literal(asked['between'])} call"
     more = f"({between}){{0,{asked['most'] - 1}}}" if asked["most"] > 1 else ""
     start = f"start: {literal(asked['before'])} call {more} {literal(asked['after'])}"
-    raw = [f"{name}[lazy]: {body}" for body, name in texts.items()]
+    # A text before a control token takes all that the token does not end.
+    raw = [f"{name}{'' if body == _ANY else '[lazy]'}: {body}" for body, name in texts.items()]
     lines = [start, f"call: {' | '.join(calls)}", *raw, rules.text()]
     return LLMatcher.grammar_from_lark(HEAD + "\n".join(lines))
+
+
+_ANY = "/(?s:.*)/"
 
 
 def _parameters(
@@ -121,7 +125,7 @@ def _parameters(
             mark, token, rest = after.partition("<[")
             ends = json.loads(mark) if mark else ""
             escaped = re.escape(ends).replace("\\\n", "\\n").replace("/", "\\/")
-            regex = f"/(?s:.*){escaped}/"
+            regex = f"{_ANY[:-1]}{escaped}/"
             name_of = texts.setdefault(regex, f"raw{len(texts)}")
             body = f"{name_of} {token}{rest}"
         piece = f"{before} {body}"

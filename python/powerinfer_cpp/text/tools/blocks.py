@@ -37,7 +37,7 @@ _ARGUMENT = re.compile(
     re.DOTALL,
 )
 _PAIR = re.compile(
-    r"\s*<arg_key([^<>\s]*)>(.*?)</arg_key\1>\s*<arg_value\1>(.*?)</arg_value\1>\s*", re.DOTALL
+    r"\s*<arg_key([^<>\s]*)>([^<>]*)</arg_key\1>\s*<arg_value\1>(.*?)</arg_value\1>\s*", re.DOTALL
 )
 _PAIRED_NAME = re.compile(r"\s*([^\s<{]+)\s*(?:<tool_sep[^<>\s]*>)?\s*")
 _PAIRED_CALL = re.compile(r"\s*<tool_call([^<>\s]*)>(.*?)</tool_call\1>\s*", re.DOTALL)

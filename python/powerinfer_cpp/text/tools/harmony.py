@@ -118,9 +118,9 @@ class HarmonyParser:
 
 def _may_be_header(head: str) -> bool:
     """Is this a header, or the beginning of one?"""
-    text = head.strip()
-    if len(text) > _MOST_HEADER:
+    if len(head) > _MOST_HEADER:
         return False
+    text = head.strip()
     marks = (_START, "<|channel|>", "<|constrain|>", _MESSAGE)
     text = text[: len(text) - unfinished(text, marks)]
     if not text:

@@ -7,6 +7,7 @@ from .blocks import Read
 from .reader import SPACE, CallReader, Step
 
 _FENCE = re.compile(r"`{1,3}|```\w+[ \t]*|```\w*[ \t]*[\r\n][ \t\r\n]*")
+_MOST_HEAD = 64  # characters of a fence before its object
 
 
 class LooseCall:
@@ -60,7 +61,8 @@ class LooseCall:
             self._after = "```" if self._fence else ""
             return self._reader.push(char)
         self._fence += char
-        return Step.MORE if _FENCE.fullmatch(self._fence) else Step.REFUSED
+        known = len(self._fence) <= _MOST_HEAD and _FENCE.fullmatch(self._fence)
+        return Step.MORE if known else Step.REFUSED
 
     def _behind(self, char: str) -> Step:
         if char in SPACE:

@@ -4,6 +4,8 @@ from .events import CallBegin, Content, Event, Thought, unfinished
 from .parser import ToolParser
 from .thoughts import Thoughts
 
+_MOST_SPACE = 256  # characters before thoughts
+
 
 class ThoughtParser:
     """Splits thoughts from an answer; `calls` reads what follows, else it is content.
@@ -16,7 +18,7 @@ class ThoughtParser:
     def __init__(self, tags: Thoughts, opened: bool = False, calls: ToolParser | None = None):
         self._tags, self._calls = tags, calls
         self._held = ""
-        self._space = ""  # within thoughts: dropped at their ends
+        self._space: list[str] = []  # within thoughts: dropped at their ends
         self._any = False  # is there a thought yet?
         self._at = self._think if opened else self._begin
         self._marks = (tags.closing, calls.opening) if calls and calls.opening else (tags.closing,)
@@ -56,7 +58,8 @@ class ThoughtParser:
             if text.startswith(tag):
                 self._held, self._at = text[len(tag) :], then
                 return []
-        if not any(tag.startswith(text) for tag in (self._tags.opening, self._tags.closing)):
+        tags = (self._tags.opening, self._tags.closing)
+        if len(self._held) > _MOST_SPACE or not any(tag.startswith(text) for tag in tags):
             self._at = self._answer
         return []
 
@@ -68,7 +71,7 @@ class ThoughtParser:
             if mark == self._tags.closing:
                 self._held, self._at = text[at + len(mark) :], self._end
                 found = self._thought(text[:at])
-                self._space = ""
+                self._space = []
                 return found
             self._held, self._at = text[at:], self._call
             return self._thought(text[:at])
@@ -119,12 +122,11 @@ class ThoughtParser:
         return [Content(text)] if text else []
 
     def _thought(self, text: str) -> list[Event]:
-        kept = self._space + text
-        if not self._any:
-            kept = kept.lstrip()
-        said = kept.rstrip()
-        self._space = kept[len(said) :]
+        said = text.rstrip()
         if not said:
+            self._space.append(text)
             return []
+        before, self._space = self._space, [text[len(said) :]]
+        thought = "".join([*before, said]) if self._any else said.lstrip()
         self._any = True
-        return [Thought(said)]
+        return [Thought(thought)]
