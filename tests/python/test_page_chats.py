@@ -325,6 +325,7 @@ def test_the_view_of_a_dense_model(visit: Visit) -> None:
     page = visit.page
     page.select_option("#model", "dense-1b.Q4_K_M")
     page.wait_for_selector("#view.folded")
+    page.wait_for_selector(".greeting h2:text-is('Ask something.')")
     assert page.locator("#map").is_hidden() and page.locator("#tiers").is_hidden()
     assert page.locator("#fold-view").is_hidden()
     box = page.locator("#view").bounding_box()

@@ -128,6 +128,11 @@ export class Chat {
         if (!this.running) this.render();
     }
 
+    // The live view knows the model now.
+    greet() {
+        if (!this.running && !this.chat.messages.length) this.render();
+    }
+
     open(chat) {
         this.stop();
         this.shown = Infinity;
@@ -162,10 +167,12 @@ export class Chat {
                                           'Begin a text';
         const shown = messages.map((message, i) => this.element(message, i));
         if (!messages.length) {
+            const words = isText ? 'Begin a text' : 'Ask something';
+            const watch = isText ? ', and watch which neurons continue it.' :
+                                   ', and watch which neurons answer.';
             shown.push(greeting(
-                isText ? 'Begin a text, and watch which neurons continue it.' :
-                         'Ask something, and watch which neurons answer.',
-                isText ? BEGINNINGS : PROMPTS, (prompt) => this.send(prompt)));
+                words + (this.view.dense ? '.' : watch), isText ? BEGINNINGS : PROMPTS,
+                (prompt) => this.send(prompt)));
         } else if (messages.at(-1).role === 'user' && !this.running) {
             const [words, button] = isText ? ['Nothing follows this text yet.', 'Continue it'] :
                                              ['This message has no answer yet.', 'Answer it'];

@@ -15,6 +15,11 @@ const api = new Api(settings);
 const view = new View(api, settings);
 const chat = new Chat(api, settings, view);
 
+async function watch(model) {
+    await view.open(model);
+    chat.greet();
+}
+
 // --- Models ----------------------------------------------------------------------------------
 
 let texts = new Set();  // names of models that continue texts
@@ -31,7 +36,7 @@ async function loadModels() {
         select.disabled = names.length < 2;
         chat.suit(texts.has(settings.model));
         notice(names.length ? '' : 'The server has no model.');
-        if (names.length) view.open(settings.model);
+        if (names.length) watch(settings.model);
     } catch (error) {
         notice(error.message);
         const again = () => loadModels();
@@ -47,7 +52,7 @@ byId('model').addEventListener('change', (event) => {
     chat.stop();
     settings.model = event.target.value;
     chat.suit(texts.has(settings.model));
-    view.open(settings.model);
+    watch(settings.model);
 });
 
 // --- Conversations ---------------------------------------------------------------------------
