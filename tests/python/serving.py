@@ -196,7 +196,7 @@ LONG = {"prompt": PROMPT, "max_tokens": 240, "temperature": 0, "logit_bias": {"2
 def as_before(server: InThread, path: Path) -> None:
     """Nothing is left of the requests before, and a text is what it is alone."""
     wait_for(lambda: server.idle)
-    assert server.server.desk._waiting == {} and server.model.scheduler.n_waiting == 0
+    assert server.server.queues._waiting == {} and server.model.scheduler.n_waiting == 0
     assert server.model.scheduler._left == {}
     body = {"prompt": PROMPT, "max_tokens": 12, "seed": 7}
     assert server.post("v1/completions", body).json()["choices"][0]["text"] == solo(path)

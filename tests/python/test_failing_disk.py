@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import serving
 from powerinfer_cpp.bundle import bundle
-from powerinfer_cpp.server.answering import Gone, Stalled, Stream
+from powerinfer_cpp.server.answering import ClientGone, ClientStalled, StreamResponse
 from powerinfer_cpp.server.errors import Refusal, refusal_of
 
 from powerinfer_cpp import Llama, StorageError
@@ -187,11 +187,11 @@ def test_errors_of_both_sides_are_told_apart(error: OSError) -> None:
 
     async def both() -> None:
         broken = Broken(error)
-        await Stream(failing, tell, "/", 30)({"type": "http"}, broken.receive, send)
-        await Stream(fine, tell, "/", 30)({"type": "http"}, broken.receive, broken.send)
+        await StreamResponse(failing, tell, "/", 30)({"type": "http"}, broken.receive, send)
+        await StreamResponse(fine, tell, "/", 30)({"type": "http"}, broken.receive, broken.send)
 
     asyncio.run(both())
     assert [refusal.status for refusal in told] == [500]
     assert [message.get("body") for message in sent] == [None, b"x", b"told", b""]
     assert refusal_of(error).status == 500
-    assert not issubclass(Gone, OSError) and not issubclass(Stalled, OSError)
+    assert not issubclass(ClientGone, OSError) and not issubclass(ClientStalled, OSError)

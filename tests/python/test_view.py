@@ -25,6 +25,7 @@ class Model:
     """What a view asks of a served model."""
 
     records, sparse, unit = True, True, "neurons"
+    engine = SimpleNamespace(error=None)
 
     def __init__(self) -> None:
         self.see = None
@@ -41,7 +42,7 @@ class Model:
     def fired(self, bits: np.ndarray) -> np.ndarray:
         return np.unpackbits(bits, count=N, bitorder="little").astype(bool)
 
-    def watch(self, see) -> None:
+    def watch(self, see, wants) -> None:
         assert self.gate.wait(10)
         self.see = see
         self.changes.append(see is not None)

@@ -138,7 +138,7 @@ class _Replica:
     async def asgi(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[Message]:
         """The messages that answer a request. Closing the iterator ends the work. Raises what keeps
         the answer from its end."""
-        self._server.desk.open()
+        self._server.queues.open()
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         gone = asyncio.Event()
         parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]

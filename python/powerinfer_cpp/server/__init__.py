@@ -1,7 +1,7 @@
 """A server with OpenAI's and Anthropic's dialects (`powerinfer serve`), on starlette and uvicorn.
 
 One direction of dependencies: app -> dialects (openai, responses, messages) -> chats -> texts ->
-desk -> the engine.
+queues -> the engine.
 """
 
 from .app import build_app

@@ -19,16 +19,16 @@ JOIN_SECONDS = 0.008
 encode = msgspec.json.encode
 
 
-class Gone(Exception):
+class ClientGone(Exception):
     """The client has closed the connection."""
 
 
-class Stalled(Exception):
+class ClientStalled(Exception):
     """The client takes nothing."""
 
 
 async def while_connected(receive: Receive, work: Awaitable[Any]) -> Any:
-    """The result of work; cancelled, and Gone, when the client goes away first."""
+    """The result of work; cancelled, and ClientGone, when the client goes away first."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -38,7 +38,7 @@ async def while_connected(receive: Receive, work: Awaitable[Any]) -> Any:
     try:
         await asyncio.wait((watch, task), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise Gone
+            raise ClientGone
         return task.result()
     finally:
         for each in (watch, task):
@@ -54,7 +54,7 @@ async def _abort(scope: Scope, receive: Receive) -> None:
             pass
 
 
-class Whole(Response):
+class WholeResponse(Response):
     """A JSON body that work gives. closed: when it was sent, or is not wanted any more."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Whole(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await while_connected(receive, self._work())
-        except Gone:
+        except ClientGone:
             return
         except Exception as error:
             await refused(refusal_of(error), self._path)(scope, receive, send)
@@ -83,7 +83,7 @@ class Whole(Response):
         await Response(body, media_type="application/json")(scope, receive, send)
 
 
-class Stream(Response):
+class StreamResponse(Response):
     """Server-sent events.
 
     events: gives bytes that are sent as they are; what it raises before the first is a response of
@@ -107,9 +107,9 @@ class Stream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await while_connected(receive, self._run(scope, receive, send))
-        except Stalled:
+        except ClientStalled:
             await _abort(scope, receive)
-        except Gone:
+        except ClientGone:
             return
         finally:
             self._closed()
@@ -123,7 +123,7 @@ class Stream(Response):
                     await self._begin(send)
                     begun = True
                 await self._send(send, data)
-        except (Gone, Stalled):
+        except (ClientGone, ClientStalled):
             raise
         except Exception as error:
             refusal = refusal_of(error)
@@ -147,15 +147,15 @@ class Stream(Response):
         await self._give(send, {"type": "http.response.body", "body": data, "more_body": True})
 
     async def _give(self, send: Send, message: Message) -> None:
-        """Raises Stalled if the client takes nothing, and Gone. Only here an OSError is the
-        client's: elsewhere the disk's that the model is read from looks the same."""
+        """Raises ClientStalled if the client takes nothing, and ClientGone. Only here an OSError is
+        the client's: elsewhere the disk's that the model is read from looks the same."""
         try:
             with anyio.fail_after(self._seconds):
                 await send(message)
         except TimeoutError:
-            raise Stalled from None
+            raise ClientStalled from None
         except OSError:
-            raise Gone from None
+            raise ClientGone from None
 
 
 async def joined(parts: AsyncIterator[list[Any]]) -> AsyncIterator[list[Any]]:

@@ -17,9 +17,8 @@ from starlette.routing import Route
 
 from ..core.errors import about_request
 from . import status
-from .answering import Gone, Stream, Whole, encode, while_connected
+from .answering import ClientGone, StreamResponse, WholeResponse, encode, while_connected
 from .background import EMBEDDING
-from .desk import Desk
 from .dialects import native, openai
 from .dialects.bodies import (
     ChatBody,
@@ -45,6 +44,7 @@ from .recorded import Recorded, recorded_bytes
 from .settings import Settings
 from .shares import Shares
 from .texts import Job, answer
+from .update_queues import UpdateQueues
 from .view import View
 
 PAGE = Path(__file__).parent / "page"
@@ -87,11 +87,11 @@ class Server:
         settings: Settings,
         guarded: bool = True,
     ):
-        self.desk = Desk()
+        self.queues = UpdateQueues()
         if "prefix_files" in options:
             of_owner = functools.partial(owner_key, settings=settings)
             options = {**options, "owner_key": of_owner}
-        self.models = Models(paths, self.desk, options)
+        self.models = Models(paths, self.queues, options)
         self.settings = settings
         self.arriving = Arriving()
         self._recorded = Recorded(settings.max_recorded)
@@ -155,7 +155,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        self.desk.open()
+        self.queues.open()
         self.models.load()
         yield
         await to_thread.run_sync(self.models.close)
@@ -168,7 +168,7 @@ class Server:
             request.state.body = Body(request, self.settings, self.arriving)
             try:
                 return await serve(request)
-            except Gone:
+            except ClientGone:
                 return Response(status_code=499)  # nobody gets it
             except Exception as error:
                 refusal = refusal_of(error)
@@ -195,8 +195,8 @@ class Server:
     async def _shared(
         self, shares: Shares, request: Request, work: Callable[..., Made], *of: Any
     ) -> Made:
-        """What work gives, in a thread, when it is the turn of the request's sender. Raises Gone,
-        and Refusal if too many of the sender wait."""
+        """What work gives, in a thread, when it is the turn of the request's sender. Raises
+        ClientGone, and Refusal if too many of the sender wait."""
         sender = request.scope.get("sender", "")
         if request.state.body.large:
             shares = self._large
@@ -243,13 +243,13 @@ class Server:
         job = (await self._prepared(request, body, make, *of)).sent_by(sender)
         taken = self._recorded.take(sender, recorded_bytes(job.requests), model.reserve)
         stream, path = bool(body.stream), request.scope["path"]
-        return answer(self.desk, job, stream, self.settings, path, taken)
+        return answer(self.queues, job, stream, self.settings, path, taken)
 
     async def _prepared(
         self, request: Request, body: Any, make: Callable[..., Made], *of: Any
     ) -> Made:
         """What make gives, in a thread. Who only needs tokens does not wait for templates, and
-        neither of them for grammars, each of which may take seconds. Raises Gone."""
+        neither of them for grammars, each of which may take seconds. Raises ClientGone."""
         if any(getattr(body, name, None) for name in _WITH_GRAMMAR):
             shares = self._grammars
         elif isinstance(body, CompletionBody | NativeBody):
@@ -270,7 +270,7 @@ class Server:
             in_turn = functools.partial(self._embedding.run, sender, background=EMBEDDING)
             return openai.embeddings(model, name, body, inputs, in_turn)
 
-        return Whole(work, request.scope["path"], taken.close)
+        return WholeResponse(work, request.scope["path"], taken.close)
 
     # ---- Tokens --------------------------------------------------------------------------
 
@@ -364,7 +364,7 @@ class Server:
         view, owner = self._view_of(request), request.scope.get("owner", "")
         if not view.live:
             raise Refusal(501, "neurons cannot be watched while a device computes some of them")
-        return Stream(
+        return StreamResponse(
             lambda: view.frames(owner),
             lambda refusal: b"",
             request.scope["path"],

@@ -8,9 +8,9 @@ from typing import Any
 from ..core.gguf import Gguf
 from ..llama_prompts import has_template
 from .background import TOKENISING
-from .desk import Desk
 from .errors import Refusal
 from .served import ServedModel
+from .update_queues import UpdateQueues
 
 
 class Models:
@@ -19,8 +19,8 @@ class Models:
     options: of `ServedModel`.
     """
 
-    def __init__(self, paths: Mapping[str, Path], desk: Desk, options: Mapping[str, Any]):
-        self._paths, self._desk, self._options = dict(paths), desk, dict(options)
+    def __init__(self, paths: Mapping[str, Path], queues: UpdateQueues, options: Mapping[str, Any]):
+        self._paths, self._queues, self._options = dict(paths), queues, dict(options)
         self._open: dict[str, ServedModel] = {}
         # What makes the prompts of chats, as ServedModel.chats_with; known before a model is open.
         self.chat_formats = {name: self._chat_format(path) for name, path in paths.items()}
@@ -102,7 +102,7 @@ class Models:
 
             try:
                 model = ServedModel(
-                    path, self._desk.deliver, progress_callback=progress, **self._options
+                    path, self._queues.deliver, progress_callback=progress, **self._options
                 )
             except Exception as error:
                 self.failure = error

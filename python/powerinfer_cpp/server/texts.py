@@ -9,12 +9,12 @@ from starlette.responses import Response
 
 from ..run.requests import Request, Ticket, Update
 from ..text.completion import Piece
-from .answering import Stream, Whole, encode, joined
-from .desk import Desk, Writing
+from .answering import StreamResponse, WholeResponse, encode, joined
 from .errors import Refusal
 from .recorded import SMALL, Taken
 from .served import ServedModel
 from .settings import Settings
+from .update_queues import PendingRequests, UpdateQueues
 
 # Pieces of an answer that are kept one by one.
 PARTS = 256
@@ -48,13 +48,13 @@ class Job:
 
 
 def answer(
-    desk: Desk, job: Job, stream: bool, settings: Settings, path: str, taken: Taken
+    queues: UpdateQueues, job: Job, stream: bool, settings: Settings, path: str, taken: Taken
 ) -> Response:
     """The response for a job. taken: what its answer keeps, which ends with it."""
     if not stream:
-        return Whole(lambda: whole(desk, job, taken.n_bytes), path, taken.close)
-    return Stream(
-        lambda: events(desk, job, taken.n_bytes),
+        return WholeResponse(lambda: whole(queues, job, taken.n_bytes), path, taken.close)
+    return StreamResponse(
+        lambda: events(queues, job, taken.n_bytes),
         job.form.error,
         path,
         settings.send_seconds,
@@ -62,10 +62,10 @@ def answer(
     )
 
 
-async def whole(desk: Desk, job: Job, n_bytes: int) -> bytes:
+async def whole(queues: UpdateQueues, job: Job, n_bytes: int) -> bytes:
     """The answer as JSON. n_bytes: what it may take; a large one is written in a thread."""
-    await desk.recall(job.model, job.requests)
-    with desk.begin(job.model, job.requests) as writing:
+    await queues.recall(job.model, job.requests)
+    with queues.begin(job.model, job.requests) as writing:
         pieces: list[list[Piece]] = [[] for _ in owners(writing.tickets)]
         async for updates in writing.updates():
             for update in updates:
@@ -82,10 +82,10 @@ async def whole(desk: Desk, job: Job, n_bytes: int) -> bytes:
     return await _apart(written, n_bytes)
 
 
-async def events(desk: Desk, job: Job, n_bytes: int) -> AsyncIterator[bytes]:
+async def events(queues: UpdateQueues, job: Job, n_bytes: int) -> AsyncIterator[bytes]:
     """The answer as server-sent events. n_bytes: as for whole."""
-    await desk.recall(job.model, job.requests)
-    with desk.begin(job.model, job.requests) as writing:
+    await queues.recall(job.model, job.requests)
+    with queues.begin(job.model, job.requests) as writing:
         begun = False
         async for updates in joined(writing.updates()):
             found = merged(writing, updates)
@@ -106,7 +106,7 @@ async def _apart(work: Callable[[], bytes], n_bytes: int) -> bytes:
     return await to_thread.run_sync(work) if n_bytes > SMALL else work()
 
 
-def merged(writing: Writing, updates: Sequence[Update]) -> list[tuple[int, Piece]]:
+def merged(writing: PendingRequests, updates: Sequence[Update]) -> list[tuple[int, Piece]]:
     """The pieces of updates with the numbers of their texts; those of a text as one."""
     found: dict[int, Piece] = {}
     for update in updates:

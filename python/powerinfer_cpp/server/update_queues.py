@@ -11,7 +11,7 @@ from ..run.requests import Request, Ticket, Update
 from .served import ServedModel
 
 
-class Desk:
+class UpdateQueues:
     """Sends updates of engines to coroutines of one event loop, which it wakes once per step."""
 
     def __init__(self) -> None:
@@ -51,38 +51,38 @@ class Desk:
                 prefixes.recall, of.owner, of.ids, names, limiter=self._recalls
             )
 
-    def begin(self, model: ServedModel, requests: Sequence[Request]) -> "Writing":
+    def begin(self, model: ServedModel, requests: Sequence[Request]) -> "PendingRequests":
         """Hands requests to a model's engine, all or none. Raises what `Engine.submit_all`
         raises."""
         tickets = model.engine.submit_all(requests)
         queue: asyncio.Queue[Update] = asyncio.Queue()
         # Updates come through this loop, so none of them has been handed out yet.
         self._waiting.update((id(ticket), queue) for ticket in tickets)
-        return Writing(self, model, tickets, queue)
+        return PendingRequests(self, model, tickets, queue)
 
     def forget(self, ticket: Ticket) -> None:
         """Ends the delivery to a ticket."""
         self._waiting.pop(id(ticket), None)
 
 
-class Writing:
+class PendingRequests:
     """Requests that are being written. Use it with `with`: leaving it early cancels them."""
 
     def __init__(
         self,
-        desk: Desk,
+        queues: UpdateQueues,
         model: ServedModel,
         tickets: list[Ticket],
         queue: "asyncio.Queue[Update]",
     ):
-        self._desk, self._model, self.tickets, self._queue = desk, model, tickets, queue
+        self._queues, self._model, self.tickets, self._queue = queues, model, tickets, queue
         self._first: dict[int, int] = {}  # by id of the ticket: the number of its first text
         n = 0
         for ticket in tickets:
             self._first[id(ticket)] = n
             n += ticket.request.n
 
-    def __enter__(self) -> "Writing":
+    def __enter__(self) -> "PendingRequests":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,7 +91,7 @@ class Writing:
     def close(self) -> None:
         """Cancels what has not ended."""
         for ticket in self.tickets:
-            self._desk.forget(ticket)
+            self._queues.forget(ticket)
             if ticket.ended is None:
                 with suppress(EngineDead):
                     self._model.engine.cancel(ticket)
