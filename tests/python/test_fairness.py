@@ -26,6 +26,7 @@ from powerinfer_cpp.server.limits import sender_of
 from powerinfer_cpp.server.served import ServedModel
 from powerinfer_cpp.server.settings import Settings
 from powerinfer_cpp.server.shares import Shares
+from powerinfer_cpp.server.view import MOST_WATCHERS
 from powerinfer_cpp.text import grammar as grammar_module
 from powerinfer_cpp.text.masks import Vocabulary
 from serving import LONG, PROMPT, wait_for
@@ -502,15 +503,15 @@ def test_watchers_that_vanish(running: serving.InThread) -> None:
     (view,) = running.server._views.values()
     wait_for(lambda: scheduler.watch is None and not view._watchers)
     with held_step(running):
-        clients = [running.connect(ask) for _ in range(8)]
-        wait_for(lambda: len(view._watchers) == 8)
+        clients = [running.connect(ask) for _ in range(MOST_WATCHERS)]
+        wait_for(lambda: len(view._watchers) == MOST_WATCHERS)
+        serving.refused(running.get("view/stream", **by("one")), 429)
         for client in clients:
             client.close()
         wait_for(lambda: not view._watchers)
         last = running.connect(ask)
         wait_for(lambda: len(view._watchers) == 1)
     with last:
-        wait_for(lambda: scheduler.watch is not None and view._settling is None)
-    wait_for(lambda: scheduler.watch is None and view._settling is None)
+        wait_for(lambda: scheduler.watch is not None and not view._changes)
+    wait_for(lambda: scheduler.watch is None and not view._changes)
     assert not view._recording and not view._watchers
-    wait_for(lambda: view._sending is None or view._sending.done())

@@ -135,7 +135,7 @@ def test_props_and_slots(running: serving.InThread, model_path: Path) -> None:
     assert [slot["is_processing"] for slot in running.get("slots").json()] == [False] * 3
     body = {"prompt": PROMPT, "max_tokens": 240, "temperature": 0, "logit_bias": {"2": -100}}
     with running.ask("v1/completions", body):
-        serving.wait_for(lambda: running.model.scheduler.n_active)
+        serving.wait_for(lambda: running.get("slots").json()[0]["is_processing"])
         slots = running.get("slots").json()
         assert [slot["is_processing"] for slot in slots] == [True, False, False]
         assert slots[0]["n_tokens"] > 0 and "Once" not in str(slots)

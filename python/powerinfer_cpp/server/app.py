@@ -58,7 +58,7 @@ _POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src 'self' blob
 frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 
 # For how many times as long as large work took its place is kept while texts are written.
-LARGE_PAUSE, GRAMMAR_PAUSE = 4.0, 1.0
+LARGE_PAUSE, GRAMMAR_PAUSE, TOLD_PAUSE = 4.0, 1.0, 9.0
 REFUSED_SECONDS = 0.25  # until a client is told that it asks for too much at once
 # Fields that ask for a grammar.
 _WITH_GRAMMAR = ("grammar", "response_format", "tools", "text", "output_config", "json_schema")
@@ -103,7 +103,7 @@ class Server:
         # These hold a processor, or Python's lock, for a second or more.
         self._grammars = Shares(4, 1, GRAMMAR_PAUSE, self._busy)
         self._large = Shares(4, 1, LARGE_PAUSE, self._busy)
-        self._telling = Shares(4, 1)
+        self._telling = Shares(4, 1, TOLD_PAUSE, self._busy)
         self._views: dict[str, View] = {}
         self._files = {f"/{file.name}": file for file in PAGE.glob("*.*") if file.suffix in _TYPES}
         if "/index.html" in self._files:
@@ -364,8 +364,10 @@ class Server:
         view, owner = self._view_of(request), request.scope.get("owner", "")
         if not view.live:
             raise Refusal(501, "neurons cannot be watched while a device computes some of them")
+        sender = request.scope.get("sender", "")
+        view.check_room(sender)
         return StreamResponse(
-            lambda: view.frames(owner),
+            lambda: view.frames(owner, sender),
             lambda refusal: b"",
             request.scope["path"],
             self.settings.send_seconds,

@@ -26,11 +26,13 @@ import numpy as np
 
 from ..run.engine import EngineDead
 from ..run.requests import Ticket
+from .errors import Refusal
 from .served import ServedModel
 
 FRAME_SECONDS = 1 / 15
 TIERS_SECONDS = 2.0
 NAMES = ("disk", "RAM", "GPU")
+MOST_WATCHERS = 16  # of one client at the same time
 MOST_WAITING = 64  # requests with tokens that a watcher has not been sent
 
 
@@ -73,11 +75,16 @@ class View:
         plan = self._model.plan()
         return [sum(plan[tier].values()) for tier in ("storage", "ram", "gpu")]
 
-    async def frames(self, owner: str) -> AsyncIterator[bytes]:
-        """Frames of the owner's requests, as they come. Raises EngineDead."""
+    def check_room(self, sender: str) -> None:
+        """Raises Refusal if a sender has too many watchers."""
+        if sum(watcher.sender == sender for watcher in self._watchers) >= MOST_WATCHERS:
+            raise Refusal(429, f"{MOST_WATCHERS} watchers of this client are there already")
+
+    async def frames(self, owner: str, sender: str = "") -> AsyncIterator[bytes]:
+        """Frames of the owner's requests, as they come. sender: who watches. Raises EngineDead."""
         if self._model.engine.error is not None:
             raise EngineDead(f"the engine has stopped: {self._model.engine.error}")
-        watcher = self._join(owner)
+        watcher = self._join(owner, sender)
         try:
             await asyncio.shield(self._record())
             tiers = self._tiers
@@ -97,8 +104,8 @@ class View:
                 self._watchers.remove(watcher)
             self._record()
 
-    def _join(self, owner: str) -> "_Watcher":
-        watcher = _Watcher(owner)
+    def _join(self, owner: str, sender: str = "") -> "_Watcher":
+        watcher = _Watcher(owner, sender)
         with self._lock:
             self._watchers.append(watcher)
         return watcher
@@ -171,6 +178,7 @@ class _Watcher:
     """What a watcher has not been sent, by request."""
 
     owner: str
+    sender: str
     ran: dict[int, _Ran] = field(default_factory=dict)
 
     def note(self, number: int, ran: _Ran) -> None:
