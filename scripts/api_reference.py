@@ -79,7 +79,6 @@ PARTS = {
     "LlamaCore": "The model, its text and its memory",
     "LlamaTokens": "Token by token",
     "LlamaEmbeddings": "Embeddings",
-    "LlamaPrompts": "Texts and chats",
     "Llama": "Texts and chats",
     "UsesAdapters": "LoRA adapters",
 }

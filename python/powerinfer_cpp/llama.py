@@ -24,7 +24,7 @@ from .core.sampling import Sampling
 from .core.session import as_tokens
 from .core.state import BaseLlamaCache, LlamaCache, LlamaRAMCache, LlamaState, common_prefix
 from .llama_core import RANDOM_SEEDS, LlamaCore, combined
-from .llama_prompts import LlamaPrompts, Text
+from .llama_embeddings import LlamaEmbeddings
 from .llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 from .run.disk_cache import LlamaDiskCache
 from .run.drafts import LlamaDraftModel
@@ -42,6 +42,7 @@ from .text.answers import (
 from .text.completion import ChatDicts, CompletionDicts, Piece, stop_bytes
 from .text.grammar import LlamaGrammar, response_grammar
 from .text.logprobs import Choice, Placed, choice
+from .text.prompts import Text
 from .text.thinking import THINKING, Thinking
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ __all__ = [
 ]
 
 
-class Llama(LlamaPrompts):
+class Llama(LlamaEmbeddings):
     __doc__ = LlamaCore.__doc__
 
     @classmethod
@@ -186,12 +187,12 @@ class Llama(LlamaPrompts):
         Raises ContextOverflowError if the prompt leaves no room, ValueError for bad options.
         """
         options.refuse(tfs_z=tfs_z != 1.0)
-        ids = self._infill_ids(prompt, suffix) if suffix else self._prompt_ids(prompt)
+        ids = self._prompts.infill_ids(prompt, suffix) if suffix else self._prompts.ids(prompt)
         params = Sampling.of(locals())
         limit = self._limit(ids, max_tokens)
         processors = self._processors(logits_processor, logit_bias, grammar)
         criteria = combined(stopping_criteria, StoppingCriteriaList)
-        text = self._prompt_text(prompt)
+        text = self._prompts.text(prompt)
         n_top = None if logprobs is None else _count("logprobs", logprobs)
         if suffix and echo and n_top is not None:
             raise ValueError("a suffix with echo has no logprobs of the prompt")
@@ -199,7 +200,7 @@ class Llama(LlamaPrompts):
         parts = self._pieces(
             ids, params, limit, stop_bytes(stop), seed, processors, criteria, n_top, len(text), echo
         )
-        named = None if logprobs is None else self._name_bytes
+        named = None if logprobs is None else self._prompts.name_bytes
         dicts = CompletionDicts(model or self.model_path, named, (text if echo else "", read))
         if stream:
             return completion.stream(dicts, parts)
@@ -327,7 +328,7 @@ class Llama(LlamaPrompts):
         """Chats use this Jinja template instead of the file's, until this instance is closed; a
         pickle does not keep it. Raises ValueError for a bad template."""
         self.chat_handler = None
-        self._named_format = self._tool_format = self._template(source)
+        self._prompts.use_template(source)
 
     def set_cache(self, cache: BaseLlamaCache | None) -> None:
         """Caches the states of completions, to reuse common beginnings of prompts; None: off."""
@@ -365,10 +366,10 @@ class Llama(LlamaPrompts):
         if grammar is None:
             grammar = response_grammar(given["response_format"])
         thinking = Thinking().asked(**{name: given[name] for name in THINKING})
-        turn = self._turn(
+        turn = self._prompts.turn(
             given["messages"], *tools, grammar, chat_format=chat_format, thinking=thinking
         )
-        ids = self._prompt_ids(turn.text)
+        ids = self._prompts.ids(turn.text)
         params = Sampling.of(given)
         limit = self._limit(ids, given["max_tokens"])
         processors = self._processors(
@@ -387,7 +388,7 @@ class Llama(LlamaPrompts):
             n_top,
             shown=turn.shown,
         )
-        named = None if n_top is None else self._name_bytes
+        named = None if n_top is None else self._prompts.name_bytes
         dicts = ChatDicts(given["model"] or self.model_path, named, turn.parser)
         if given["stream"]:
             return completion.stream(dicts, parts)

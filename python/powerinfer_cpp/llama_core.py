@@ -16,7 +16,7 @@ from .core.context import ROWS_KEPT, Context
 from .core.embedding import Embedder, check_pooling, embedding_fields, pooling_of, require_pooling
 from .core.gguf import Gguf
 from .core.log import logger
-from .core.model import LONG, SPARSE_MODES, Model
+from .core.model import SPARSE_MODES, Model
 from .core.plan import memory_plan
 from .core.sampler import Sampler, Samplers
 from .core.sampling import Sampling
@@ -26,7 +26,7 @@ from .run.drafts import draft_model as draft_model_of
 from .run.in_use import InUse
 from .text import chat
 from .text.answers import Plan, Stats
-from .text.infill import FimTokens, fim_tokens
+from .text.prompts import Prompts
 
 CLOSED = "this Llama is closed"
 DEFAULT_POSITIONS = 512  # llama-cpp-python's
@@ -215,10 +215,7 @@ class LlamaCore(UsesAdapters):
         if device_fields and record_field["record"]:
             raise ValueError('record needs device="cpu": a device does not record')
         check_pooling(pooling_type)
-        self.chat_handler, self._named_format = chat.chosen(chat_format, chat_handler)
-        self._tool_format = None
-        self.chat_format = chat_format
-        self.spm_infill = spm_infill
+        self.chat_handler, named_format = chat.chosen(chat_format, chat_handler)
         if not device_fields:
             asked = {"n_gpu_layers": n_gpu_layers, "vram_budget": vram_budget}
             options.note_without_gpu(asked, verbose)
@@ -274,6 +271,9 @@ class LlamaCore(UsesAdapters):
                 self._model_fields["beside"] = room
                 room = embedding_fields(room)
         self._model = Model(self.model_path, progress_callback, verbose, room, **self._model_fields)
+        self._prompts = Prompts(
+            self._model, self._in_use, named_format, chat_format, spm_infill, verbose
+        )
         self._pooling = pooling_of(self._model, pooling_type)
         if embedding and not vocab_only:
             require_pooling(self._model, self._pooling)
@@ -399,6 +399,25 @@ class LlamaCore(UsesAdapters):
         return self._session_fields["n_threads_batch"] or self.n_threads
 
     @property
+    def chat_format(self) -> str | None:
+        """The name of the chats' format; None: the file's own template."""
+        return self._prompts.name
+
+    @property
+    def spm_infill(self) -> bool:
+        """Does the suffix come before the prefix?"""
+        return self._prompts.spm_infill
+
+    @property
+    def chats_with(self) -> str | None:
+        """What makes the prompts of chats: "template" (the file's own, or another that was set),
+        "handler", or the name of a format. None: nothing does, and chats fall back to llama-2; such
+        a model is usually one that continues texts."""
+        if self.chat_handler is not None:
+            return self.chat_format or "handler"
+        return self._prompts.chats_with
+
+    @property
     def draft_model(self) -> LlamaDraftModel | None:
         """What guesses the next tokens."""
         return self._draft
@@ -442,13 +461,7 @@ class LlamaCore(UsesAdapters):
         add_bos: add BOS and EOS if the file asks for them. special: texts of control tokens become
         those tokens. Raises TypeError if text is not bytes.
         """
-        if not isinstance(text, bytes | bytearray | memoryview):
-            raise TypeError(f"tokenize takes bytes, not {type(text).__name__}")
-        with self._in_use:
-            ids = self._model.tokenize(bytes(text), special)
-        before = [self._model.bos] if add_bos and self._model.add_bos else []
-        after = [self._model.eos] if add_bos and self._model.add_eos else []
-        return before + ids + after
+        return self._prompts.tokenize(text, add_bos, special)
 
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
@@ -457,21 +470,7 @@ class LlamaCore(UsesAdapters):
 
         Raises ValueError for ids outside the vocabulary.
         """
-        # Each distinct token is looked up once: a server gets millions of them.
-        if set(map(type, tokens)) == {int}:
-            ids: Sequence[int] = tokens
-        else:
-            ids = [checks.whole("a token id", token) for token in tokens]
-        with self._in_use:
-            known = {token: self._model.text(token, special) for token in set(ids)}
-            parts = (ids[first : first + LONG] for first in range(0, len(ids), LONG))
-            text = b"".join(b"".join(map(known.__getitem__, part)) for part in parts)
-        begins = not prev_tokens and len(tokens) > 0 and tokens[0] == self._model.bos
-        return text[1:] if begins and text.startswith(b" ") else text
-
-    @cached_property
-    def _fim_tokens(self) -> FimTokens | None:
-        return fim_tokens(self._model.gguf, self._model.n_vocab)
+        return self._prompts.detokenize(tokens, prev_tokens, special)
 
     # ---- Internal; callers hold the lock ---------------------------------------------------
 

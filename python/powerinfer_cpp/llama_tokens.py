@@ -204,20 +204,13 @@ class LlamaTokens(LlamaCore):
             found.append(LogitBias(bias, self.n_vocab()))
         held = None if grammar is None else self._grammar_processor(grammar)
         if limit is not None:
-            held = ThoughtProcessor(limit, held, self._any_text, self._encoded)
+            held = ThoughtProcessor(limit, held, self._prompts.any_bytes, self._special_behind)
         if held is not None:
             found.append(held)
         return found or None
 
-    def _any_text(self, token: int) -> bytes:
-        """Bytes of a token, also of a control token."""
-        with self._in_use:
-            return self._model.text(token, True)
-
-    def _encoded(self, text: str) -> list[int]:
-        """The ids of a text that follows another, in which texts of control tokens are these."""
-        with self._in_use:
-            return self._model.tokenize_behind(text.encode("utf-8"), special=True)
+    def _special_behind(self, text: str) -> list[int]:
+        return self._prompts.behind(text, special=True)
 
     def _grammar_processor(self, grammar: LlamaGrammar) -> GrammarProcessor:
         if not isinstance(grammar, LlamaGrammar):
@@ -280,15 +273,10 @@ class LlamaTokens(LlamaCore):
             self._lock,
             lambda: self._computing,
             lambda seed, of: self._samplers.make(of.params, seed, of.ids),
-            self._token_bytes,
+            self._prompts.token_bytes,
             measured,
         )
         return loop.run(request, reset)
-
-    def _token_bytes(self, token: int) -> bytes | None:
-        """Bytes that a token adds to a text; None for an end token."""
-        with self._in_use:
-            return None if self._model.ends(token) else self._model.text(token)
 
     def set_seed(self, seed: int) -> None:
         """Seed of the random numbers of the following calls."""

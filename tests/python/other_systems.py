@@ -76,9 +76,11 @@ def modules() -> list[str]:
     found = [p.relative_to(root) for p in root.rglob("*.py")]
     names = {p.with_suffix("").as_posix().replace("/", ".") for p in found}
     names = {
-        n for n in names if not n.startswith(("children.", "_build_ffi")) and "__main__" not in n
+        n
+        for n in names
+        if not n.startswith(("text.children.", "_build_ffi")) and "__main__" not in n
     }
-    sys.path.append(str(root / "children"))
+    sys.path.append(str(root / "text" / "children"))
     whole = (f"{PACKAGE}.{name.removesuffix('__init__').rstrip('.')}".rstrip(".") for name in names)
     return [*sorted(whole), *CHILDREN]
 

@@ -33,7 +33,7 @@ from powerinfer_cpp import bundle as bundles
 # Kills itself at a step of the progress.
 KILLED = """
 import os, signal, sys
-from powerinfer_cpp import progress
+from powerinfer_cpp.core import progress
 from powerinfer_cpp import bundle
 
 class Deadly(progress.Progress):

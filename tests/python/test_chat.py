@@ -188,7 +188,7 @@ def test_which_format_is_used(path: Path, tmp_path: Path) -> None:
     with Llama(path, chat_format="alpaca", verbose=False, n_ctx=256) as llm:
         assert llm.chat_format == "alpaca"
         done = llm.create_chat_completion([HELLO[1]], max_tokens=1)
-        want = len(llm._prompt_ids(named_format("alpaca")([HELLO[1]]).text))
+        want = len(llm._prompts.ids(named_format("alpaca")([HELLO[1]]).text))
         assert done["usage"]["prompt_tokens"] == want
     plain = tiny.make(tmp_path / "plain")
     with Llama(plain, verbose=False) as llm:

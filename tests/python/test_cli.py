@@ -153,7 +153,7 @@ def test_results_and_progress_come_line_by_line(model: Path, tmp_path: Path) -> 
         assert process.poll() is None
         process.kill()
     (tmp_path / "text").write_text(checkpoints.TEXT * 20)
-    slow = "from powerinfer_cpp import progress; progress._SECONDS = 0.0; "
+    slow = "from powerinfer_cpp.core import progress; progress._SECONDS = 0.0; "
     slow += "from powerinfer_cpp.cli import main; raise SystemExit(main())"
     line = [sys.executable, "-c", slow, "perplexity", model, "--text", tmp_path / "text"]
     done = subprocess.run(

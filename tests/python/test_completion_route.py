@@ -71,7 +71,7 @@ def test_a_stream_has_the_same(running: serving.InThread) -> None:
 
 
 def test_prompts(running: serving.InThread, llm: Llama) -> None:
-    ids = llm._prompt_ids(PROMPT)
+    ids = llm._prompts.ids(PROMPT)
     text = running.post("completion", BODY).json()
     for same in (ids, {"prompt_string": PROMPT}, [ids], [PROMPT]):
         found = running.post("completion", {**BODY, "prompt": same}).json()

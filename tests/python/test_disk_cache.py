@@ -224,7 +224,8 @@ def test_a_file_that_gets_readable_again(path: Path, kept: Path) -> None:
 WRITER = """
 import os, sys, time
 import numpy as np
-from powerinfer_cpp import LlamaDiskCache, LlamaState, disk_cache
+from powerinfer_cpp import LlamaDiskCache, LlamaState
+from powerinfer_cpp.run import disk_cache
 empty = np.empty((0, 5), np.float32)
 ids = np.array([1, 2], np.intc)
 state = LlamaState(ids, empty, 2, bytes(1 << 20), 1 << 20, ids > 0, 2, version=2, numerics=1)

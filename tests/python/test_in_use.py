@@ -56,8 +56,8 @@ def test_tokens_while_the_model_is_locked(model_path: Path) -> None:
         try:
             ids = llm.tokenize(b"The dog")
             assert llm.detokenize(ids) == b"The dog"
-            assert llm._token_bytes(ids[-1]) == llm._name_bytes(ids[-1], False)
-            assert llm._prompt_ids("The dog") == ids and llm._prompt_text(ids) == "The dog"
+            assert llm._prompts.token_bytes(ids[-1]) == llm._prompts.name_bytes(ids[-1], False)
+            assert llm._prompts.ids("The dog") == ids and llm._prompts.text(ids) == "The dog"
             assert llm.metadata["general.architecture"]
         finally:
             done.set()
@@ -65,7 +65,7 @@ def test_tokens_while_the_model_is_locked(model_path: Path) -> None:
     with pytest.raises(ValueError, match="closed"):
         llm.tokenize(b"x")
     with pytest.raises(ValueError, match="closed"):
-        llm._token_bytes(5)
+        llm._prompts.token_bytes(5)
 
 
 def test_a_long_text_is_closed_behind(model_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_ids_are_those_of_code_llama(llm: Llama) -> None:
     vocab |= {text: FIRST + i for i, text in enumerate(CODE_LLAMA)}
     theirs = CodeLlamaTokenizer(vocab=vocab, merges=[tuple(pair) for pair in merges])
     for prefix, suffix in ((PREFIX, " and the cat"), ("a", " b"), ("the  ", " dog.")):
-        assert llm._infill_ids(prefix, suffix) == theirs(prefix, suffix=suffix)["input_ids"]
+        assert llm._prompts.infill_ids(prefix, suffix) == theirs(prefix, suffix=suffix)["input_ids"]
 
 
 @pytest.mark.parametrize("suffix", ["x", " x", "  x", "\nthe dog.", " ", "the cat  slept", ""])
@@ -119,16 +119,17 @@ def test_a_suffix_gets_no_space(suffix: str, llm: Llama) -> None:
     mark = model.encode("\u263a")
     want = model.encode("\u263a" + suffix)
     assert want[: len(mark)] == mark and len(mark) == 4  # a space and three bytes
-    ids = llm._infill_ids("a", suffix)
+    ids = llm._prompts.infill_ids("a", suffix)
     assert ids[ids.index(FIRST + 1) + 1 : -1] == want[len(mark) :]
 
 
 def test_the_prompt_of_a_suffix(llm: Llama, path: Path) -> None:
-    before, behind = llm.tokenize(PREFIX.encode(), add_bos=False), llm._infill_ids("", SUFFIX)[3:-1]
+    before = llm.tokenize(PREFIX.encode(), add_bos=False)
+    behind = llm._prompts.infill_ids("", SUFFIX)[3:-1]
     assert llm.detokenize(behind) == SUFFIX.encode()  # no added space, and </s> is text
     want = [llm.token_bos(), FIRST, *before, FIRST + 1, *behind, FIRST + 2]
-    assert llm._infill_ids(PREFIX, SUFFIX) == want
-    assert llm._infill_ids(before, behind) == want
+    assert llm._prompts.infill_ids(PREFIX, SUFFIX) == want
+    assert llm._prompts.infill_ids(before, behind) == want
     options = {"max_tokens": 6, "seed": 1}
     found = llm(PREFIX, suffix=SUFFIX, **options)
     assert found["choices"] == llm(want, **options)["choices"]
@@ -142,7 +143,7 @@ def test_the_prompt_of_a_suffix(llm: Llama, path: Path) -> None:
     assert llm(PREFIX, "", **options)["choices"] == llm(PREFIX, **options)["choices"]
     with Llama(path, n_ctx=128, verbose=False, spm_infill=True) as other:
         swapped = [llm.token_bos(), FIRST + 1, *behind, FIRST, *before, FIRST + 2]
-        assert other._infill_ids(PREFIX, SUFFIX) == swapped
+        assert other._prompts.infill_ids(PREFIX, SUFFIX) == swapped
 
 
 def test_what_comes_after_the_middle_ends_it(plain: Path, tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_what_cannot_be(llm: Llama, plain: Path, tmp_path: Path) -> None:
     file = with_tokens(plain, tmp_path / "bad.gguf", QWEN, keys(320, names="fim_suf"))
     other = Llama(file, n_ctx=64, verbose=False)
     with other:  # its text says which token it is
-        assert other._fim_tokens == llm._fim_tokens
+        assert other._prompts.fim_tokens == llm._prompts.fim_tokens
 
 
 # ---- The server ----
@@ -205,7 +206,7 @@ def test_suffix_of_a_completion(running: serving.InThread, llm: Llama) -> None:
 
 
 def test_infill(running: serving.InThread, llm: Llama) -> None:
-    ids = llm._infill_ids(PREFIX, SUFFIX) + llm._model.tokenize_behind(b"the c")
+    ids = llm._prompts.infill_ids(PREFIX, SUFFIX) + llm._model.tokenize_behind(b"the c")
     want = llm(ids, max_tokens=6, seed=1)["choices"][0]["text"]
     body = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "prompt": "the c", "n_predict": 6}
     body |= {"seed": 1, "input_extra": [], "cache_prompt": True}
@@ -224,9 +225,8 @@ def test_infill(running: serving.InThread, llm: Llama) -> None:
     assert (cut["content"], cut["stop_type"], cut["stopping_word"]) == (want[:1], "word", want[1:3])
     # Nothing behind it is infill, too.
     end = running.post("infill", {"input_prefix": "a", "n_predict": 2, "seed": 1}).json()
-    assert (
-        end["content"] == llm(llm._infill_ids("a", ""), max_tokens=2, seed=1)["choices"][0]["text"]
-    )
+    ids = llm._prompts.infill_ids("a", "")
+    assert end["content"] == llm(ids, max_tokens=2, seed=1)["choices"][0]["text"]
     assert running.post("infill", {**body, "n_predict": -2}).status_code == 400
     assert running.post("infill", {**body, "n_predict": 0}).json()["content"] == ""
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import serving
 from powerinfer_cpp.core.sampling import Sampling
-from powerinfer_cpp.ray.bulk import BulkWriter
 from powerinfer_cpp.run.requests import Request, Update
+from powerinfer_cpp.server.bulk import BulkWriter
 from powerinfer_cpp.server.settings import Settings
 from ray_stand_in import Dataset, Handle
 from ray_stand_in import ray as ray  # a fixture

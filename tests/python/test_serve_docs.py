@@ -74,7 +74,7 @@ def test_routes_are_listed(running: serving.Program) -> None:
 
 
 def test_limits_are_those_of_the_code() -> None:
-    from powerinfer_cpp.pace import BURST, LEAST_SHARE
+    from powerinfer_cpp.run.pace import BURST, LEAST_SHARE
     from powerinfer_cpp.server.recorded import CANDIDATE_BYTES, TOKEN_BYTES
     from powerinfer_cpp.server.settings import Settings
     from powerinfer_cpp.text.grammar import MAX_TEXT, SECONDS

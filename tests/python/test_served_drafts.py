@@ -83,7 +83,7 @@ def wanted(path: Path, i: int, **options: Any) -> tuple[str, Any]:
 
 def ids_of(path: Path, i: int, n: int) -> list[int]:
     with Llama(path, n_ctx=N_CTX, verbose=False) as llm:
-        ids = llm._prompt_ids(PROMPTS[i])
+        ids = llm._prompts.ids(PROMPTS[i])
         steps = llm.generate(ids, temp=0.0)
         return [*ids, *(next(steps) for _ in range(n))]
 

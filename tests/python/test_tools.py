@@ -361,19 +361,19 @@ def test_a_template_for_tools(path: Path, tmp_path: Path) -> None:
     file = changed(path, tmp_path / "two.gguf", {"tokenizer.chat_template.tool_use": HERMES})
     with Llama(file, n_ctx=1024, verbose=False) as llm:
         request = ToolRequest.of(TOOLS)
-        assert llm._format(request).style is STYLES["hermes"]
-        assert llm._format(None).style is None
+        assert llm._prompts.format(request).style is STYLES["hermes"]
+        assert llm._prompts.format(None).style is None
     with Llama(file, n_ctx=1024, chat_format="chatml", verbose=False) as llm:
-        assert llm._format(request) is named_format("chatml")
+        assert llm._prompts.format(request) is named_format("chatml")
 
 
 def test_chatml_function_calling(path: Path) -> None:
     """llama-cpp-python's name of chatml with tools."""
     with Llama(path, n_ctx=1024, chat_format="chatml-function-calling", verbose=False) as llm:
-        plain = prepare(llm._format(None), ASK, None, llm._control_tokens)
+        plain = prepare(llm._prompts.format(None), ASK, None, llm._prompts.control_tokens)
         assert plain.text == named_format("chatml")(ASK).text
         request = ToolRequest.of(TOOLS)
-        made = prepare(llm._format(request), ASK, request, llm._control_tokens)
+        made = prepare(llm._prompts.format(request), ASK, request, llm._prompts.control_tokens)
         assert made.text.startswith("<|im_start|>system\n") and "Adds." in made.text
         call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
         for choice, n_calls in ((None, 1), ("auto", 1), ("none", 0)):
@@ -403,9 +403,9 @@ def fits(call: dict) -> bool:
 def test_forced_calls_have_the_models_control_tokens(models) -> None:
     """Not their texts, which the model never saw."""
     llm, request = models("mistral-args", True), ToolRequest.of(TOOLS, "required")
-    made = prepare(llm._format(request), ASK, request, llm._control_tokens)
+    made = prepare(llm._prompts.format(request), ASK, request, llm._prompts.control_tokens)
     begin, args = made.shown["[TOOL_CALLS]"], made.shown["[ARGS]"]
-    assert llm._prompt_ids(made.text)[-1] == begin
+    assert llm._prompts.ids(made.text)[-1] == begin
     vocabulary, ids = Vocabulary(llm._model), []
     processor = made.grammar.processor(vocabulary)
     scores = np.zeros(llm.n_vocab(), dtype=np.float32)
@@ -455,7 +455,7 @@ def test_forced_texts_end_with_their_tags(control: bool, path: Path, tmp_path: P
     named = {"type": "function", "function": {"name": "say"}}
     with Llama(file, n_ctx=2048, verbose=False) as llm:
         request = ToolRequest.of(tools, named)
-        made = prepare(llm._format(request), ASK, request, llm._control_tokens)
+        made = prepare(llm._prompts.format(request), ASK, request, llm._prompts.control_tokens)
         assert ("</arg_value>" in made.shown) == control
         tag = b"" if control else b"</arg_value>\n"
         end = made.shown.get("</arg_value>")

@@ -15,7 +15,7 @@ from ..measure.perplexity import Estimate
 from ..profile.counters import EngineCounter, check_sparse
 from ..profile.text import windows
 from ..run.requests import Request
-from .bulk import BulkWriter
+from ..server.bulk import BulkWriter
 
 BATCH = 16  # rows that an actor computes together
 

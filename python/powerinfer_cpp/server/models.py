@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.gguf import Gguf
-from ..llama_prompts import has_template
+from ..text.prompts import has_template
 from .background import TOKENISING
 from .errors import Refusal
 from .served import ServedModel

@@ -21,7 +21,6 @@ from ..core.sampling import Sampling
 from ..core.session import Session
 from ..core.work import Work
 from ..llama import Llama
-from ..llama_prompts import Text, encoded
 from ..run import sequences
 from ..run.engine import Engine
 from ..run.prefix_files import PrefixFiles
@@ -32,6 +31,7 @@ from ..text.chat import Message
 from ..text.completion import stop_bytes
 from ..text.grammar import LlamaGrammar
 from ..text.logprobs import Placed
+from ..text.prompts import Text
 from ..text.thinking import Thinking
 from ..text.thought_limit import ThoughtLimit
 from ..text.tool_chat import Turn
@@ -71,7 +71,7 @@ class ServedModel(Llama):
         self._deliver = deliver
         self._embedding = threading.Lock()  # not the model's: the engine needs that for each token
         super().__init__(model_path, **options)
-        if self.chat_handler is not None and self._named_format is None:
+        if self.chat_handler is not None and not self._prompts.has_format:
             self.close()
             raise ValueError("chat_handler: a server takes one that a formatter makes, no other")
         if self._engine is None:  # with embeddings, nothing else was opened
@@ -123,9 +123,7 @@ class ServedModel(Llama):
             if suffix is None:
                 ids = self._checked_ids(prompt)
             else:
-                ids = self._infill_ids(prompt, suffix)
-                with self._in_use:
-                    ids += self._model.tokenize_behind(encoded(begin))
+                ids = self._prompts.infill_ids(prompt, suffix) + self._prompts.behind(begin)
             most = 0 if max_tokens == 0 else self._limit(ids, max_tokens)
             # Now it refuses what it cannot use.
             self._samplers.make(params or Sampling(), 0, (), last_n)
@@ -146,7 +144,7 @@ class ServedModel(Llama):
             processors=makes,
             n_top=logprobs,
             echo=echo and logprobs is not None,
-            offset=len(self._prompt_text(prompt)) if logprobs is not None else 0,
+            offset=len(self._prompts.text(prompt)) if logprobs is not None else 0,
             with_end=echo,
             shown={token: text.encode("utf-8") for text, token in (shown or {}).items()},
             criteria=criteria,
@@ -172,18 +170,18 @@ class ServedModel(Llama):
         """The prompt of a chat, and how its answer is constrained and read; arguments as for
         `create_chat_completion`. Raises RequestError for what cannot be used."""
         with about_request():
-            return self._turn(
+            return self._prompts.turn(
                 messages, tools, tool_choice, grammar, parallel_tool_calls, thinking=thinking
             )
 
     def prompt_text(self, prompt: Text) -> str:
         """The text of a prompt, which may be ids."""
-        return self._prompt_text(prompt)
+        return self._prompts.text(prompt)
 
     @property
     def fills(self) -> bool:
         """Can it write between a prompt and a suffix?"""
-        return self._fim_tokens is not None
+        return self._prompts.fim_tokens is not None
 
     def count(self, prompt: Text) -> int:
         """Tokens of a prompt. Raises RequestError for what is none."""
@@ -217,7 +215,7 @@ class ServedModel(Llama):
 
     def name_bytes(self, token: int, first: bool) -> bytes:
         """Bytes of a token for logprobs; first: without the added space before a text."""
-        return self._name_bytes(token, first)
+        return self._prompts.name_bytes(token, first)
 
     def embedding(self, prompt: Text) -> tuple[np.ndarray, int]:
         """A text's vector, scaled to length 1: float32 [n_embd]; and its number of tokens.
@@ -365,7 +363,7 @@ class ServedModel(Llama):
     def _checked_ids(self, prompt: Text) -> list[int]:
         """The ids of a prompt. Raises ValueError for ids that the model does not have: the engine
         would refuse all that it computes with them."""
-        ids = self._prompt_ids(prompt)
+        ids = self._prompts.ids(prompt)
         if not isinstance(prompt, str | bytes) and ids and max(ids) >= self.n_vocab():
             raise ValueError(f"token ids must be below {self.n_vocab()}")
         return ids
@@ -436,7 +434,7 @@ class ServedModel(Llama):
             self.n_parallel,
             self._n_queue,
             lambda seed, of: self._samplers.make(of.params, seed, of.ids, of.last_n),
-            self._token_bytes,
+            self._prompts.token_bytes,
         )
         kept = self._scheduler.keep_with(keeper) if keeper is not None else None
         self._engine = Engine(self._scheduler, self._deliver)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..run.engine import EngineDead
 from ..run.requests import QueueFull, Request, Ticket, Update
-from ..server.served import ServedModel
+from .served import ServedModel
 
 
 class BulkWriter:
