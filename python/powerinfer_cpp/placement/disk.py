@@ -16,8 +16,9 @@ IN_ORDER = ((512 * KB, 1), (512 * KB, 8))  # sizes and depths of reads in order
 class Rate:
     """A way of reading and its speed.
 
-    n_bytes: of a read. depth: reads in flight. again: the same places as just before. cpu_s:
-    seconds of the processor for a read. io: "uring" or "threads"; note: why not uring or direct.
+    n_bytes: of a read. depth: reads in flight. again: repeats the offsets of the previous run, to
+    detect a cache in between. cpu_s: seconds of the processor for a read. io: "uring" or "threads";
+    note: why not uring or direct.
     """
 
     n_bytes: int

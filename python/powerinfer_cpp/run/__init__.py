@@ -1,1 +1,14 @@
-"""From token ids to tokens: sequences, scheduling, drafts, saved prefixes."""
+"""From token ids to tokens: sequences, scheduling, drafts, saved prefixes.
+
+Who owns a sequence of a session, and who may shorten it:
+
+- A `Context` (core/context.py) owns sequence 0 of its session. `Llama` and its `Loop` share it.
+  Every change counts `Context.version` up, so a loop sees what others did between two of its
+  tokens, and makes the sequence its text again.
+- `Sequences` (sequences.py) owns those of a scheduler's session. A text takes one; its positions
+  are kept when it ends. Where positions run out, the oldest of these go first, then what a `Keeper`
+  holds for files (prefixes.py), then the last text of the sender with the most places.
+- Guessed positions (drafts.py) are at the end of a text's own sequence. They go when a guess is
+  wrong, when the text ends or gives up its place, and first of all where positions run out.
+- `FileDraft` owns all sequences of the draft model's session, by a `Sequences` of its own.
+"""
