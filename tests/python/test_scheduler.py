@@ -40,7 +40,16 @@ class Desk:
 
     def wait(self, tickets: Sequence[Ticket]) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: all(t.ended for t in tickets), 60)
+            assert self._changed.wait_for(lambda: all(map(self._over, tickets)), 60)
+
+    def _over(self, ticket: Ticket) -> bool:
+        """Have all of its texts ended? `Ticket.ended` is set before the last update is here."""
+        last = [
+            u
+            for u in self.updates
+            if u.ticket is ticket and (u.piece is None or u.piece.reason is not None)
+        ]
+        return len(last) == ticket.request.n
 
     def of(self, ticket: Ticket, index: int = 0) -> list[Update]:
         return [u for u in self.updates if u.ticket is ticket and u.index == index]

@@ -59,9 +59,11 @@ class Collected:
 
     def texts(self, served: ServedModel, requests: Sequence[Request]) -> list[tuple[str, Any]]:
         """The text and the reason of its end, of each request."""
+        n = sum(map(_last, self.updates)) + len(requests)
         tickets = served.engine.submit_all(requests)
         with self._changed:
-            assert self._changed.wait_for(lambda: all(t.ended for t in tickets), 120)
+            # `Ticket.ended` is set before the last update is here.
+            assert self._changed.wait_for(lambda: sum(map(_last, self.updates)) == n, 120)
             return [self._text(ticket) for ticket in tickets]
 
     def _text(self, ticket: Ticket) -> tuple[str, Any]:
@@ -73,6 +75,10 @@ class Collected:
                 assert update.piece is not None
                 pieces.append(update.piece)
         return "".join(piece.text for piece in pieces), pieces[-1].reason
+
+
+def _last(update: Update) -> bool:
+    return update.piece is None or update.piece.reason is not None
 
 
 def wanted(path: Path, i: int, **options: Any) -> tuple[str, Any]:
