@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ import pytest
 from powerinfer_cpp.core.sampling import Sampling
 from powerinfer_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 from powerinfer_cpp.run.drafts import DraftFile, Drafts, FileDraft
-from powerinfer_cpp.run.requests import Request, Ticket, Update
+from powerinfer_cpp.run.requests import Request
 from powerinfer_cpp.server.served import ServedModel
+from test_scheduler import Desk
 
 from powerinfer_cpp import Llama, LlamaGrammar
 
@@ -45,40 +45,11 @@ class Written(LlamaDraftModel):
         return found
 
 
-class Collected:
-    """What the engine delivers."""
-
-    def __init__(self) -> None:
-        self.updates: list[Update] = []
-        self._changed = threading.Condition()
-
-    def deliver(self, updates: Sequence[Update]) -> None:
-        with self._changed:
-            self.updates += updates
-            self._changed.notify_all()
-
-    def texts(self, served: ServedModel, requests: Sequence[Request]) -> list[tuple[str, Any]]:
-        """The text and the reason of its end, of each request."""
-        n = sum(map(_last, self.updates)) + len(requests)
-        tickets = served.engine.submit_all(requests)
-        with self._changed:
-            # `Ticket.ended` is set before the last update is here.
-            assert self._changed.wait_for(lambda: sum(map(_last, self.updates)) == n, 120)
-            return [self._text(ticket) for ticket in tickets]
-
-    def _text(self, ticket: Ticket) -> tuple[str, Any]:
-        pieces = []
-        for update in self.updates:
-            if update.ticket is ticket:
-                if update.error is not None:
-                    raise update.error
-                assert update.piece is not None
-                pieces.append(update.piece)
-        return "".join(piece.text for piece in pieces), pieces[-1].reason
-
-
-def _last(update: Update) -> bool:
-    return update.piece is None or update.piece.reason is not None
+def texts_of(desk: Desk, served: ServedModel, requests: Sequence[Request]) -> list[Any]:
+    """The text and the reason of its end, of each request."""
+    tickets = served.engine.submit_all(requests)
+    desk.wait(tickets)
+    return [(desk.text(ticket), desk.of(ticket)[-1].piece.reason) for ticket in tickets]
 
 
 def wanted(path: Path, i: int, **options: Any) -> tuple[str, Any]:
@@ -117,9 +88,9 @@ def test_texts_are_the_same(model_path: Path, kind: str) -> None:
         "lookup": LlamaPromptLookupDecoding(),
         "model": DraftFile(model_path, p_min=0.0),
     }[kind]
-    collected = Collected()
+    desk = Desk()
     with ServedModel(
-        model_path, collected.deliver, n_ctx=N_CTX, n_parallel=3, draft_model=draft, verbose=False
+        model_path, desk.deliver, n_ctx=N_CTX, n_parallel=3, draft_model=draft, verbose=False
     ) as served:
         requests = [
             served.request(
@@ -132,9 +103,9 @@ def test_texts_are_the_same(model_path: Path, kind: str) -> None:
             for prompt, each in zip(PROMPTS, choices, strict=True)
         ]
         for _ in range(2):  # the second time the prompts are known
-            tickets = len(collected.updates)
-            assert collected.texts(served, requests) == want
-        found = {id(u.ticket): u.ticket for u in collected.updates[tickets:]}.values()
+            tickets = len(desk.updates)
+            assert texts_of(desk, served, requests) == want
+        found = {id(u.ticket): u.ticket for u in desk.updates[tickets:]}.values()
         assert sum(t.n_accepted for t in found) > (20 if kind != "lookup" else 0)
         assert all(t.n_accepted <= t.n_drafted for t in found)
 
@@ -145,10 +116,10 @@ def test_with_a_grammar_and_with_little_room(model_path: Path) -> None:
     texts = [ids_of(model_path, i, 80) for i in range(3)]
     want = [wanted(model_path, i, max_tokens=50, temperature=0.0) for i in range(3)]
     held = wanted(model_path, 0, max_tokens=30, temperature=0.0, grammar=grammar)
-    collected, surest = Collected(), Sampling(temperature=0.0)
+    desk, surest = Desk(), Sampling(temperature=0.0)
     with ServedModel(
         model_path,
-        collected.deliver,
+        desk.deliver,
         n_ctx=N_CTX,
         n_kv=N_CTX,
         n_parallel=4,
@@ -157,7 +128,7 @@ def test_with_a_grammar_and_with_little_room(model_path: Path) -> None:
     ) as served:
         requests = [served.request(prompt, max_tokens=50, params=surest) for prompt in PROMPTS[:3]]
         requests.append(served.request(PROMPTS[0], max_tokens=30, params=surest, grammar=grammar))
-        assert collected.texts(served, requests) == [*want, held]
+        assert texts_of(desk, served, requests) == [*want, held]
 
 
 def test_a_draft_model_takes_long_prompts_in_parts(

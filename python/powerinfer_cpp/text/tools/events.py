@@ -1,6 +1,6 @@
 """What an answer consists of, as it is written: texts, thoughts and calls; and their dicts."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,6 +59,24 @@ class Parser(Protocol):
     def push(self, text: str) -> list[Event]: ...
     def finish(self) -> list[Event]: ...
     def reason(self, reason: str) -> str: ...
+
+
+class ByStates:
+    """Reads an answer in states: each is a method that takes what it can of the held text."""
+
+    _held: str
+    _at: Callable[[], list[Event]]
+
+    def push(self, text: str) -> list[Event]:
+        """What is certain after this text."""
+        self._held += text
+        found: list[Event] = []
+        while self._held:
+            before = len(self._held), self._at
+            found += self._at()
+            if before == (len(self._held), self._at):
+                break
+        return found
 
 
 def unfinished(text: str, marks: tuple[str, ...]) -> int:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Set
 
-from .events import CallArguments, CallBegin, CallEnd, Content, Event, Thought, unfinished
+from .events import ByStates, CallArguments, CallBegin, CallEnd, Content, Event, Thought, unfinished
 from .reader import is_object
 from .styles import HARMONY
 from .thoughts import Thoughts
@@ -22,7 +22,7 @@ THOUGHTS = Thoughts(
 )
 
 
-class HarmonyParser:
+class HarmonyParser(ByStates):
     """Turns the text of one answer into events. names: functions that may be called; a message to
     another one is content, as is what is no message."""
 
@@ -41,17 +41,6 @@ class HarmonyParser:
         self._arguments: list[str] = []
         self._called = False  # the message is a call
         self._index = 0
-
-    def push(self, text: str) -> list[Event]:
-        """What is certain after this text."""
-        self._held += text
-        found: list[Event] = []
-        while self._held:
-            before = len(self._held), self._at
-            found += self._at()
-            if before == (len(self._held), self._at):
-                break
-        return found
 
     def finish(self) -> list[Event]:
         """The rest, at the end of the answer."""

@@ -1,13 +1,13 @@
 """Splits thoughts from an answer while it is being written: text in, events out."""
 
-from .events import CallBegin, Content, Event, Thought, unfinished
+from .events import ByStates, CallBegin, Content, Event, Thought, unfinished
 from .parser import ToolParser
 from .thoughts import Thoughts
 
 _MOST_SPACE = 256  # characters before thoughts
 
 
-class ThoughtParser:
+class ThoughtParser(ByStates):
     """Splits thoughts from an answer; `calls` reads what follows, else it is content.
 
     opened: the prompt ends with the opening tag. calls: a call that begins among the thoughts ends
@@ -22,17 +22,6 @@ class ThoughtParser:
         self._any = False  # is there a thought yet?
         self._at = self._think if opened else self._begin
         self._marks = (tags.closing, calls.opening) if calls and calls.opening else (tags.closing,)
-
-    def push(self, text: str) -> list[Event]:
-        """What is certain after this text."""
-        self._held += text
-        found: list[Event] = []
-        while self._held:
-            before = len(self._held), self._at
-            found += self._at()
-            if before == (len(self._held), self._at):
-                break
-        return found
 
     def finish(self) -> list[Event]:
         """The rest, at the end of the answer."""
