@@ -61,68 +61,6 @@ void test_rope_table(Context& context) {
     }
 }
 
-// Experts chosen by a plain sort, their weights computed by plain sums.
-void test_route(Context& context, Gating gating, int64_t n_used) {
-    constexpr int64_t kRows = 37, kExperts = 6;
-    Floats score = random_floats(kRows * kExperts, 3);
-    score[0] = score[1] = score[2] = 5;  // equal: the first ones are chosen
-    const Floats given = score;
-    Floats scratch(score.size());
-    std::vector<int32_t> first(kExperts + 1), rows(size_t(kRows * n_used));
-    Floats expert_weights(rows.size());
-    route(context, gating, score.data(), kRows, kExperts, n_used, scratch.data(),
-          {first.data(), rows.data(), expert_weights.data()});
-    CHECK(first[0] == 0 && first[kExperts] == kRows * n_used);
-    std::vector<std::vector<double>> got(kRows, std::vector<double>(kExperts, 0.0));
-    for (int64_t e = 0; e < kExperts; e++) {
-        for (int32_t k = first[size_t(e)]; k < first[size_t(e) + 1]; k++) {
-            CHECK(k == first[size_t(e)] || rows[size_t(k)] > rows[size_t(k) - 1]);
-            got[size_t(rows[size_t(k)])][size_t(e)] = expert_weights[size_t(k)];
-        }
-    }
-    for (int64_t t = 0; t < kRows; t++) {
-        std::vector<int64_t> order(kExperts);
-        for (int64_t e = 0; e < kExperts; e++) order[size_t(e)] = e;
-        const float* s = given.data() + t * kExperts;
-        std::stable_sort(order.begin(), order.end(),
-                         [&](int64_t a, int64_t b) { return s[a] > s[b]; });
-        const auto weight = [&](int64_t e) {
-            return gating == Gating::sigmoid ? 1 / (1 + std::exp(-double(s[e])))
-                                             : std::exp(double(s[e]));
-        };
-        double sum = 0;
-        for (int64_t k = 0; k < n_used; k++) sum += weight(order[size_t(k)]);
-        for (int64_t k = 0; k < kExperts; k++) {
-            const int64_t e = order[size_t(k)];
-            const double expected = k < n_used ? weight(e) / sum : 0;
-            CHECK(std::fabs(got[size_t(t)][size_t(e)] - expected) < 1e-6);
-        }
-    }
-}
-
-// With a NaN score no choice is possible; the row must not silently go without experts.
-void test_route_without_numbers(Context& context, Gating gating) {
-    constexpr int64_t kRows = 3, kExperts = 4, kUsed = 2;
-    for (const float bad : {NAN, -NAN, INFINITY}) {
-        for (const int64_t at : {0, 3}) {
-            if (gating == Gating::sigmoid && bad == INFINITY) continue;  // sigmoid(infinity) is 1
-            Floats score = random_floats(kRows * kExperts, 3), scratch(score.size());
-            score[size_t(kExperts + at)] = bad;
-            int32_t first[kExperts + 1], rows[kRows * kUsed];
-            float expert_weights[kRows * kUsed];
-            route(context, gating, score.data(), kRows, kExperts, kUsed, scratch.data(),
-                  {first, rows, expert_weights});
-            CHECK(first[kExperts] == kRows * kUsed);
-            int n = 0;
-            for (int64_t k = 0; k < kRows * kUsed; k++) {
-                CHECK((rows[k] == 1) == std::isnan(expert_weights[k]));
-                n += rows[k] == 1;
-            }
-            CHECK(n == kUsed);
-        }
-    }
-}
-
 void test_gather_and_scatter(Context& context) {
     constexpr int64_t kRows = 11, kCols = 70;
     const Floats x = random_floats(kRows * kCols, 4);
@@ -163,12 +101,6 @@ int main() {
         Context context(threads);
         test_embed_rows(context);
         test_rope_table(context);
-        for (int64_t n_used : {1, 2, 6}) {
-            test_route(context, Gating::softmax, n_used);
-            test_route(context, Gating::sigmoid, n_used);
-        }
-        test_route_without_numbers(context, Gating::softmax);
-        test_route_without_numbers(context, Gating::sigmoid);
         test_gather_and_scatter(context);
         test_flags(context);
     }

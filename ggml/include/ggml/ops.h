@@ -116,19 +116,48 @@ void gather_rows(Context& context, const float* x, const int32_t* rows, int64_t 
 void scatter_add(Context& context, const float* x, const int32_t* rows, const float* expert_weights,
                  int64_t n, int64_t cols, float* y);
 
-// How router scores become the weights of the chosen experts.
-enum class Gating : uint8_t { softmax, sigmoid };
+// What makes weights p of a router's scores r.
+enum class Gating : uint8_t {
+    softmax,       // over all experts
+    sigmoid,       // of each
+    of_chosen,     // softmax over the chosen experts, which the scores themselves choose
+    sqrt_softplus  // sqrt(log(1 + e^r)) of each
+};
+// How the scores of a row choose experts and weigh what they give.
+struct Routing {
+    Gating gating = Gating::softmax;
+    int64_t n_expert = 0, n_used = 0;       // experts, and those that a row chooses
+    const float* choice_bias = nullptr;     // [n_expert] or null: added to p for the choice alone
+    int64_t n_group = 1, n_group_used = 1;  // only experts of the best groups are chosen;
+    bool by_two = true;     // a group's score is the sum of its two best, or the best alone
+    bool normalise = true;  // the weights of a row sum to 1
+    float scale = 1;        // of the weights
+    const float* expert_scale = nullptr;  // [n_expert] or null: of each expert's weight
+    // The sparse mixer (arXiv 2409.12136): the weight of a chosen expert is its share in a softmax
+    // over the experts left whose scores are within this part of the best one's. 0: no such thing.
+    float mixer = 0;
+};
 // The rows that chose each expert: those of expert e are rows[first[e]] to rows[first[e + 1] - 1],
 // ascending; expert_weights has the weight of the expert's output for each of them.
 struct ExpertRows {
     int32_t* first;         // [n_expert + 1]
     int32_t* rows;          // [n * n_used]
-    float* expert_weights;  // [n * n_used]; the weights of a row sum to 1
+    float* expert_weights;  // [n * n_used]
 };
-// Chooses the n_used experts with the highest scores for each of n rows; equal scores: the lower
-// index. score: [n, n_expert], overwritten. expert_weights: [n, n_expert], scratch.
-void route(Context& context, Gating gating, float* score, int64_t n, int64_t n_expert,
-           int64_t n_used, float* expert_weights, const ExpertRows& out);
+// Room to route up to max_rows rows.
+struct RouteScratch {
+    RouteScratch() = default;
+    RouteScratch(Carver& carver, int64_t max_rows, int64_t n_expert, int64_t n_used);
+
+    float* choice = nullptr;    // [rows, n_expert]: what experts are chosen by
+    int32_t* chosen = nullptr;  // [rows, n_used]
+    float* weights = nullptr;   // [rows, n_used]: theirs
+};
+// Chooses experts for each of n rows, the largest first, of equal ones the one with the lower
+// index. score: [n, n_expert], overwritten. A row with a score that is no number gets weights that
+// are none.
+void route(Context& context, const Routing& routing, float* score, int64_t n,
+           const RouteScratch& scratch, const ExpertRows& out);
 
 // flags[i] = x[i] != 0, n values.
 void nonzero(Context& context, const float* x, int64_t n, bool* flags);

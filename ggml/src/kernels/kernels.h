@@ -166,7 +166,7 @@ using sketch_fn = void (*)(const uint8_t* signs, int64_t n_rows, int64_t bytes,
 // 56 and 69, Q8_0 33 and 37; Sapphire Rapids reads 28 and 21 GB/s.
 extern const bool fetches_ahead;
 
-constexpr int kTypes = 32;  // ids of weight types are smaller
+constexpr int kTypes = 48;  // ids of weight types are smaller
 
 struct Kernels {
     const char* isa;

@@ -1,6 +1,5 @@
 // Operators that move rows: embeddings, positions, and the rows of experts.
 #include <algorithm>
-#include <limits>
 
 #include "ggml/math.h"
 #include "ggml/ops.h"
@@ -69,57 +68,6 @@ void scatter_add(Context& context, const float* x, const int32_t* rows, const fl
             for (int64_t c = 0; c < cols; c++) to[c] += expert_weights[i] * x[i * cols + c];
         }
     });
-}
-
-namespace {
-
-// Turns the scores of one row into weights; experts that are not chosen get 0. If a score is NaN no
-// choice is possible: then the first n_used experts get NaN weights, so that the output is NaN too.
-// Otherwise the row would look like one without experts.
-void choose_experts(Gating gating, float* score, int64_t n_expert, int64_t n_used,
-                    float* expert_weights) {
-    const float top = *std::max_element(score, score + n_expert);
-    bool numbers = true;
-    for (int64_t e = 0; e < n_expert; e++) {
-        score[e] = gating == Gating::sigmoid ? sigmoid(score[e]) : exp_f32(score[e] - top);
-        numbers = numbers && score[e] == score[e];
-    }
-    std::fill_n(expert_weights, n_expert, 0.0f);
-    if (!numbers) {
-        std::fill_n(expert_weights, n_used, std::numeric_limits<float>::quiet_NaN());
-        return;
-    }
-    float sum = 0;
-    for (int64_t k = 0; k < n_used; k++) {
-        const int64_t best = std::max_element(score, score + n_expert) - score;
-        expert_weights[best] = score[best];
-        sum += score[best];
-        score[best] = -1;
-    }
-    for (int64_t e = 0; e < n_expert; e++) {
-        if (score[e] == -1) expert_weights[e] /= sum;
-    }
-}
-
-}  // namespace
-
-void route(Context& context, Gating gating, float* score, int64_t n, int64_t n_expert,
-           int64_t n_used, float* expert_weights, const ExpertRows& out) {
-    const OpTimer timer(context.profile, "route");
-    for (int64_t t = 0; t < n; t++) {
-        choose_experts(gating, score + t * n_expert, n_expert, n_used,
-                       expert_weights + t * n_expert);
-    }
-    int32_t k = 0;
-    for (int64_t e = 0; e < n_expert; e++) {
-        out.first[e] = k;
-        for (int64_t t = 0; t < n; t++) {
-            if (expert_weights[t * n_expert + e] == 0) continue;
-            out.rows[k] = int32_t(t);
-            out.expert_weights[k++] = expert_weights[t * n_expert + e];
-        }
-    }
-    out.first[n_expert] = k;
 }
 
 void nonzero(Context& context, const float* x, int64_t n, bool* flags) {

@@ -5,6 +5,7 @@
 #include "forward/block_rows.h"
 #include "forward/neurons.h"
 #include "forward/predictor.h"
+#include "ggml/math.h"
 
 namespace powerinfer {
 
@@ -222,6 +223,17 @@ void mixture(const Pass& p, const FeedForward& part, const float* x, float* y) {
     });
 }
 
+// y[t] *= sigmoid(share . x[t])
+void weigh_by_share(const Pass& p, const FeedForward& part, const float* x, float* y) {
+    Workspace& b = p.work;
+    const int64_t n = b.batch.n, n_embd = p.model.config.n_embd;
+    const Input input = b.input.prepare(p.context, x, n, n_embd, part.share.quantised());
+    p.multiply(input, {{part.share, b.share, nullptr}});
+    for (int64_t t = 0; t < n; t++) {
+        ggml::scale(p.context, y + t * n_embd, ggml::sigmoid(b.share[t]), n_embd);
+    }
+}
+
 }  // namespace
 
 float activation_threshold(const ggml::Neurons& neurons, int32_t sparse) {
@@ -233,9 +245,8 @@ void route(const Pass& p, const Router& router, const float* x) {
     const int64_t n = b.batch.n;
     const Input input =
         b.input.prepare(p.context, x, n, p.model.config.n_embd, router.w.quantised());
-    p.multiply(input, {{router.w, b.router, nullptr}});
-    ggml::route(p.context, router.gating, b.router, n, router.n_expert, router.n_used,
-                b.expert_weights, b.expert_rows);
+    p.multiply(input, {{router.w, b.router, router.bias}});
+    ggml::route(p.context, router.how, b.router, n, b.routed, b.expert_rows);
 }
 
 void request_experts(const Pass& p, const FeedForward& experts) {
@@ -257,6 +268,7 @@ void feed_forward(const Pass& p, const FeedForward& part, const float* x, float*
     } else {
         ffn(p, {part, 0, x, residual, nullptr, n}, y);
     }
+    if (part.share) weigh_by_share(p, part, x, y);
 }
 
 }  // namespace powerinfer

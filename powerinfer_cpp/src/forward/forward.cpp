@@ -66,22 +66,29 @@ void norm(const Pass& p, const float* x, const NormWeights& w, int64_t n, float*
     }
 }
 
-// For each head of queries or keys: its norm (if any), then RoPE.
-void norm_and_rope(const Pass& p, const Attention& a, const float* head_norm, int64_t n_head,
+// For each head of queries or keys: its norm (if any), then RoPE; or first RoPE.
+void norm_and_rope(const Pass& p, const Attention& a, const float* weight, int64_t n_head,
                    float* x) {
     const Config& c = p.model.config;
     const int64_t n = p.work.batch.n;
-    if (head_norm && c.norm == Config::Norm::layer) {
-        ggml::layer_norm(p.context, x, head_norm, nullptr, c.norm_eps, n * n_head, a.head_dim, x,
-                         n_head);
-    } else if (head_norm) {
-        ggml::rms_norm(p.context, x, head_norm, c.norm_eps, n * n_head, a.head_dim, x);
-    }
+    const auto normalise = [&] {
+        if (!weight) return;
+        if (c.norm == Config::Norm::layer) {
+            ggml::layer_norm(p.context, x, weight, nullptr, c.norm_eps, n * n_head, a.head_dim, x,
+                             n_head);
+        } else if (a.norms == Attention::Norms::whole_row) {
+            ggml::rms_norm(p.context, x, weight, c.norm_eps, n, n_head * a.head_dim, x);
+        } else {
+            ggml::rms_norm(p.context, x, weight, c.norm_eps, n * n_head, a.head_dim, x);
+        }
+    };
+    if (a.norms != Attention::Norms::after_rope) normalise();
     if (a.rope >= 0) {
         const auto table = size_t(a.rope);
         ggml::rope(p.context, x, n, n_head, a.head_dim, p.work.cos_sin[table],
                    c.ropes[table].n_rot / 2, c.rope_pairs);
     }
+    if (a.norms == Attention::Norms::after_rope) normalise();
 }
 
 // y = Wo . attention(Wq . x, Wk . x, Wv . x)
@@ -135,7 +142,7 @@ void guess_experts(const Pass& p, int64_t layer, float* room) {
         if (parts[k].norm) x = room;
         const Input input =
             p.work.input.prepare(p.context, x, 1, m.config.n_embd, router->w.quantised());
-        p.multiply(input, {{router->w, p.work.router, nullptr}});
+        p.multiply(input, {{router->w, p.work.router, router->bias}});
         p.source.guess_experts(experts_after(parts, k), p.work.router);
     }
 }
@@ -170,8 +177,10 @@ void layer(const Pass& p, int64_t i) {
         std::visit(ByKind{attend, choose, feed}, part.op);
         if (std::holds_alternative<Router>(part.op)) continue;  // it has nothing to add
         if (part.post_norm) norm(p, y, *part.post_norm, n, y);
+        if (part.scale != 1) ggml::scale(p.context, y, part.scale, n * n_embd);
         if (part.add == LayerPart::Add::with_next) {
-            waiting = y;
+            if (waiting) ggml::add(p.context, waiting, y, n * n_embd);
+            if (!waiting) waiting = y;
             continue;
         }
         if (waiting) ggml::add(p.context, b.x, waiting, n * n_embd);
@@ -202,7 +211,10 @@ void head(const Pass& p) {
             if (!p.params.embedding) {
                 const Input input =
                     b.input.prepare(p.context, normed, end - t, c.n_embd, m.output.quantised());
-                p.multiply(input, {{m.output, result[t]}});
+                p.multiply(input, {{m.output, result[t], m.output_bias}});
+                if (c.logit_scale != 1) {
+                    ggml::scale(p.context, result[t], c.logit_scale, (end - t) * width);
+                }
                 if (c.logit_softcap > 0) {
                     ggml::softcap(p.context, result[t], c.logit_softcap, (end - t) * width);
                 }

@@ -33,13 +33,6 @@ Attention first_attention(const Model& m) {
     return {};
 }
 
-ggml::Gating gating(const Model& m) {
-    for (const Layer& layer : m.layers) {
-        if (const auto* found = layer.find<Router>()) return found->gating;
-    }
-    return ggml::Gating::softmax;
-}
-
 // The first table of RoPE.
 Rope first_rope(const Model& m) {
     return m.config.ropes.empty() ? Rope() : m.config.ropes[0];
@@ -192,10 +185,7 @@ constexpr Rule kDecisive[] = {
     {"expert_chunk_feed_forward_length", neutral::off},
     {"expert_weights_scale", neutral::factor},
     {"expert_weights_norm", neutral::on},  // weights of the chosen experts sum to 1
-    {"expert_gating_func",
-     [](const Value& v, const Model& m) {
-         return gating(m) == ggml::Gating::sigmoid ? only(v, {0, 2}) : only(v, {0, 1, 3});
-     }},
+    {"expert_gating_func", neutral::off},
     {"router_logit_softcapping", neutral::off},
     // RoPE; rope.{global,local} are Ollama's
     {"rope.dimension_count_swa",
@@ -373,9 +363,16 @@ void check_unread_tensors(const Model& model, bool allow, Notes& notes) {
         used.insert(model.file.gguf.find_tensor(checksums_of(w.name))->name);
     }
     std::vector<std::string> decisive, harmless;
+    // Layers that guess further tokens are not computed.
+    const int64_t n_layer = model.config.n_layer;
+    const auto guesses = [&](const std::string& name) {
+        const int64_t layer = layer_of(name);
+        return layer >= n_layer && layer < n_layer + model.config.n_nextn;
+    };
     for (const ggml::TensorInfo& t : model.file.gguf.tensors()) {
         if (used.count(t.name) || among(t.name, kOurTensors)) continue;
-        const bool known = among(t.name, kHarmlessTensors) || is_scale_of_one(model, t);
+        const bool known =
+            among(t.name, kHarmlessTensors) || guesses(t.name) || is_scale_of_one(model, t);
         (known ? harmless : decisive).push_back(ggml::shown(t.name));
     }
     const std::string& path = model.file.gguf.path();

@@ -34,7 +34,9 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     }
     for (const Rope& rope : c.ropes) carver.take(cos_sin.emplace_back(), {rows, rope.n_rot});
     if (sizes.n_expert) {
-        for (float** to : {&router, &expert_weights}) carver.take(*to, {rows, sizes.n_expert});
+        carver.take(router, {rows, sizes.n_expert});
+        carver.take(share, {rows});
+        routed = ggml::RouteScratch(carver, rows, sizes.n_expert, sizes.n_used);
         carver.take(expert_rows.first, {sizes.n_expert + 1});
         carver.take(expert_rows.rows, {rows, sizes.n_used});
         carver.take(expert_rows.expert_weights, {rows, sizes.n_used});

@@ -33,10 +33,12 @@ struct Workspace {
     std::vector<float*> cos_sin;              // of each table of RoPE: [rows, n_rot]
 
     // For mixtures: scores and weights, the rows of each expert, and the rows of one expert.
-    float *router = nullptr, *expert_weights = nullptr;       // [rows, n_expert]
+    float* router = nullptr;  // [rows, n_expert]
+    ggml::RouteScratch routed;
     ggml::ExpertRows expert_rows = {};                        // [rows * n_expert_used]
     float *gathered = nullptr, *gathered_residual = nullptr;  // [rows, n_embd]
     float* expert_out = nullptr;                              // [max(rows, n_expert_used), n_embd]
+    float* share = nullptr;                                   // [rows]
 
     // For neuron rows and predictors.
     ggml::NeuronScratch neurons;

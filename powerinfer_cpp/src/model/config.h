@@ -40,11 +40,14 @@ struct Config {
     int64_t n_ctx = 0;  // positions that the model was trained with
     int64_t n_embd = 0;
     int64_t n_layer = 0;
+    // Layers behind them that guess further tokens (multi-token prediction). They are not computed.
+    int64_t n_nextn = 0;
     ggml::RopePairs rope_pairs = ggml::RopePairs::adjacent;
     // The first one is what the keys say. None: positions are learned.
     std::vector<Rope> ropes;
     RopeScaling rope_scaling;
     float embedding_scale = 1;    // multiplies the rows of the embedding table
+    float logit_scale = 1;        // multiplies the logits
     float logit_softcap = 0;      // of logits, see ggml::AttentionScores
     int64_t position_offset = 0;  // learned positions: row of position 0
     enum class Norm { rms, layer } norm = Norm::rms;

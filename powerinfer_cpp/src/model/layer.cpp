@@ -18,8 +18,8 @@ LargestSizes largest_sizes(const std::vector<Layer>& layers) {
                                   raise(most.out_dim, a.out_dim());
                               },
                               [&](const Router& r) {
-                                  raise(most.n_expert, r.n_expert);
-                                  raise(most.n_used, r.n_used);
+                                  raise(most.n_expert, r.how.n_expert);
+                                  raise(most.n_used, r.how.n_used);
                               },
                               [&](const FeedForward& f) { raise(most.n_ff, f.n_ff); }},
                        part.op);

@@ -41,8 +41,9 @@ struct Attention {
     ggml::Matrix q, k, v, o;       // [q_dim | k_dim | v_dim, n_embd], [n_embd, out_dim]
     const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr, *o_bias = nullptr;
     // Over each head: with RMSNorm [head_dim], with LayerNorm (which has no bias here)
-    // [n_head | n_head_kv, head_dim].
+    // [n_head | n_head_kv, head_dim]. Or over the whole row: [q_dim | k_dim].
     const float *q_norm = nullptr, *k_norm = nullptr;
+    enum class Norms { by_head, whole_row, after_rope } norms = Norms::by_head;  // after: by head
 
     int64_t q_dim() const { return n_head * head_dim; }
     int64_t k_dim() const { return n_head_kv * head_dim; }
@@ -52,9 +53,9 @@ struct Attention {
 
 // Chooses experts for each row. The next feed-forward part of the layer computes them.
 struct Router {
-    int64_t n_expert = 0, n_used = 0;  // experts, and those that a row chooses
-    ggml::Gating gating = ggml::Gating::softmax;
-    ggml::Matrix w;  // [n_expert, n_embd]
+    ggml::Routing how;
+    ggml::Matrix w;               // [n_expert, n_embd]
+    const float* bias = nullptr;  // [n_expert], of the scores
 };
 
 // A feed-forward block, or one expert of several. Without a gate: down . act(up . x).
@@ -83,6 +84,7 @@ struct FeedForward {
     int64_t n_ff = 0;            // neurons of a block
     int64_t n_used = 0;          // experts that a row computes; 0: one block, without a router
     std::vector<Ffn> blocks;     // 1, or one per expert
+    ggml::Matrix share;          // [1, n_embd]: what it gives is multiplied by sigmoid(share . x)
     float sparse_threshold = 0;  // predictor score below which a neuron is skipped
     float recall = 0;            // share of firings that it found in training; 0: unknown
     // Where it is in the model: its layer, its number among all feed-forward parts, and that of its
@@ -115,6 +117,7 @@ struct LayerPart {
     Input input = Input::stream;
     std::optional<NormWeights> norm;       // [n_embd], of the stream
     std::optional<NormWeights> post_norm;  // [n_embd], of what the part gives
+    float scale = 1;                       // of what the part gives, behind its norm
     Add add = Add::now;
     std::variant<Attention, Router, FeedForward> op;
 };

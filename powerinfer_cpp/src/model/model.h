@@ -61,8 +61,9 @@ struct Model {
     const float* rope_factors = nullptr;
     // The same for longrope, for short and for long sessions.
     const float *rope_short = nullptr, *rope_long = nullptr;
-    NormWeights output_norm;  // [n_embd]
-    ggml::Matrix output;      // [n_vocab, n_embd]; token_embd if the head is tied
+    NormWeights output_norm;             // [n_embd]
+    ggml::Matrix output;                 // [n_vocab, n_embd]; token_embd if the head is tied
+    const float* output_bias = nullptr;  // [n_vocab]
     std::vector<Layer> layers;
     std::vector<const FeedForward*> ffns;  // the feed-forward parts of all layers, in order
     // Of all feed-forward parts.

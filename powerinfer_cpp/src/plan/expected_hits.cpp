@@ -34,8 +34,7 @@ double memory_seconds(const Model& m) {
         if (!w.is<Product>()) continue;
         double share = 1;
         if (w.chosen) {
-            const FeedForward& part = m.only_ffn(layer_of(w.name));
-            share = double(part.n_used) / double(part.n_blocks());
+            share = double(w.of->n_used) / double(w.of->n_blocks());
         }
         bytes += share * double(w.bytes());
     }

@@ -174,7 +174,7 @@ std::vector<StoredPage> stored_experts(const Model& m, std::vector<int32_t>& fil
         if (!on_disk(w)) continue;
         auto file = std::find(files.begin(), files.end(), w.tensor->file);
         if (file == files.end()) file = files.insert(files.end(), w.tensor->file);
-        const int64_t block = m.only_ffn(layer_of(w.name)).first_block + w.block;
+        const int64_t block = w.of->first_block + w.block;
         const auto layout = w.strips() ? ggml::Layout::strips : ggml::Layout::rows;
         experts[size_t(block)].push_back({int32_t(file - files.begin()),
                                           w.file_offset(),

@@ -24,7 +24,7 @@ bool has(const Model& m, const float* const& vector) {
 
 std::string reason(const Model& m, const Attention& attention) {
     const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, scale, softcap, q, k, v, o,
-                 q_bias, k_bias, v_bias, o_bias, q_norm, k_norm] = attention;
+                 q_bias, k_bias, v_bias, o_bias, q_norm, k_norm, norms] = attention;
     // The arrays of attention in shared memory have a fixed size.
     if (head_dim > ggml::kDeviceHeadDim) {
         return format(
@@ -32,6 +32,9 @@ std::string reason(const Model& m, const Attention& attention) {
             (long long)head_dim, (long long)ggml::kDeviceHeadDim);
     }
     if (v_head_dim != head_dim) return "keys and values of different widths keep to the CPU";
+    if (norms != Attention::Norms::by_head && (has(m, q_norm) || has(m, k_norm))) {
+        return "models with norms over all heads, or behind RoPE, keep to the CPU";
+    }
     if (softcap > 0) return "models that cap the scores of attention keep to the CPU";
     // A pass has one table of rotations there.
     if (rope > 0) return "layers that rotate heads by a base of their own keep to the CPU";
@@ -47,7 +50,8 @@ std::string reason(const Model&, const Router&) {
 }
 
 std::string reason(const Model&, const FeedForward& ffn) {
-    const auto& [n_ff, n_used, blocks, sparse_threshold, recall, layer, index, first_block] = ffn;
+    const auto& [n_ff, n_used, blocks, share, sparse_threshold, recall, layer, index, first_block] =
+        ffn;
     if (n_used > 0 || blocks.size() != 1) return "mixtures of experts keep to the CPU";
     [[maybe_unused]] const auto& [gate, up, down, gate_bias, up_bias, down_bias, gates, bundle,
                                   neurons, stored, fc1, fc2, signs, sketch_offset, rate,
@@ -57,7 +61,8 @@ std::string reason(const Model&, const FeedForward& ffn) {
 
 // index: of the part in its layer, 0 or 1.
 std::string reason(const Model& m, const LayerPart& part, size_t index) {
-    const auto& [input, norm, post_norm, add, op] = part;
+    const auto& [input, norm, post_norm, scale, add, op] = part;
+    if (scale != 1) return "models that scale what attention and FFN give keep to the CPU";
     if (post_norm) return "models with norms after attention and FFN keep to the CPU";
     const std::string why = std::visit([&](const auto& kind) { return reason(m, kind); }, op);
     if (!why.empty()) return why;
@@ -87,7 +92,8 @@ std::string keeps_to_cpu(const Model& m, int64_t layer) {
 }
 
 bool keeps_head_to_cpu(const Model& m) {
-    return m.config.logit_softcap > 0;
+    const bool biased = has(m, m.output_bias);
+    return m.config.logit_softcap > 0 || m.config.logit_scale != 1 || biased;
 }
 
 }  // namespace powerinfer

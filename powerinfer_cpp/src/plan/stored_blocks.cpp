@@ -16,7 +16,7 @@ std::vector<StoredPage> stored_predictors(const Model& m) {
     std::vector<StoredPage> blocks(size_t(m.n_blocks()));
     for (const WeightSpec& w : m.weights) {
         if (!w.by_expert()) continue;
-        const int64_t block = m.only_ffn(layer_of(w.name)).first_block + w.row0 / w.rows;
+        const int64_t block = w.of->first_block + w.row0 / w.rows;
         const auto layout = w.strips() ? ggml::Layout::strips : ggml::Layout::rows;
         blocks[size_t(block)].push_back(
             {0, w.file_offset(), {w.tensor->type, layout, w.rows, w.cols, nullptr}});

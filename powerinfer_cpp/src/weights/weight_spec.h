@@ -13,6 +13,7 @@
 namespace powerinfer {
 
 struct Bundle;
+struct FeedForward;
 struct StoredNeurons;
 
 // The target of a weight, and how it is stored.
@@ -96,7 +97,8 @@ struct WeightSpec {
     Target target;
     const ggml::TensorInfo* tensor = nullptr;  // set when found in the file
     Location location;                         // set by plan_weights()
-    int64_t block = -1;                        // of its feed-forward part, if it is a matrix of one
+    const FeedForward* of = nullptr;           // the feed-forward part that it belongs to
+    int64_t block = -1;                        // of that, if it is a matrix of one
     bool chosen = false;                       // does a router choose that block?
 
     template <typename T>

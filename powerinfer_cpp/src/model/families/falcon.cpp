@@ -18,7 +18,7 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
     for (int64_t i = 0; i < m.config.n_layer; i++) {
         const bool two_norms = w.has(blk(i, "attn_norm_2.weight"));
         w.add_attention(i, two_norms ? "attn_norm_2" : "attn_norm").add = LayerPart::Add::with_next;
-        w.fused_attention(i, false);
+        w.attention(i);
         w.add_feed_forward(i, "attn_norm");
         w.ffn(i, false);
     }

@@ -76,7 +76,9 @@ int64_t of_layer(const ggml::Gguf& gguf, const Config& c, int64_t layer, const s
     const ggml::Value* v = gguf.find(key);
     if (!v && missing) return *missing;
     if (!v || !v->is_array()) return gguf.integer(key, lo, hi);
-    if (!v->is_integer() || int64_t(v->count()) != c.n_layer) {
+    // An array may have numbers of the layers that guess tokens, or not.
+    const auto n = v->is_integer() ? int64_t(v->count()) : 0;
+    if (n != c.n_layer && n != c.n_layer + c.n_nextn) {
         refuse(gguf, Code::format,
                key + " is an array, but not of one integer for each of the " +
                    std::to_string(c.n_layer) + " layers");
@@ -154,6 +156,8 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     // before any table is allocated.
     c.n_layer = gguf.integer(key(".block_count"), 1,
                              std::min<int64_t>(kMany, int64_t(gguf.tensors().size())));
+    c.n_nextn = gguf.integer(key(".nextn_predict_layers"), 0, c.n_layer - 1, 0);
+    c.n_layer -= c.n_nextn;
     c.rope_scaling = read_rope_scaling(gguf, family.architecture, c.n_ctx);
     int64_t least_head = INT64_MAX, n_expert = 0;
     for (int64_t i = 0; i < c.n_layer; i++) {
@@ -243,15 +247,30 @@ LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer) {
     if (s.n_expert && !s.n_expert_used) {
         refuse(gguf, Code::format, key(".expert_used_count") + " is missing or 0");
     }
+    const auto there = [&](const char* name) { return gguf.find_tensor(blk(layer, name)); };
+    const bool routed = there("ffn_gate_inp.weight") ||
+                        !(there("ffn_up.weight") || there(kUpDownRows) || there(kBundle));
+    const bool mixture = s.n_expert > 0;
+    if (mixture) {
+        const int64_t dense = gguf.integer(key(".leading_dense_block_count"), 0, kMany, 0);
+        if (layer < dense || !routed) s.n_expert = s.n_expert_used = 0;
+    }
     // Experts may have their own width.
     const char* const expert_ff = ".expert_feed_forward_length";
     const bool own = s.n_expert && gguf.find(key(expert_ff));
     s.n_ff = read(own ? expert_ff : ".feed_forward_length", 1, kWide);
+    if (s.n_expert) {
+        const int64_t n_shared = read(".expert_shared_count", 0, kMany, 0);
+        s.n_ff_shared = read(".expert_shared_feed_forward_length", 0, kWide, 0);
+        if (!s.n_ff_shared && (n_shared || there("ffn_down_shexp.weight"))) {
+            s.n_ff_shared = std::min(kWide, s.n_ff * std::max<int64_t>(1, n_shared));
+        }
+    }
     return s;
 }
 
 void require_experts(const ggml::Gguf& gguf, const Config& c) {
-    if (!layer_sizes(gguf, c, 0).n_expert) {
+    if (!of_layer(gguf, c, 0, c.architecture + ".expert_count", 0, kMany, 0)) {
         refuse(gguf, Code::format, c.architecture + ".expert_count is missing or 0");
     }
 }

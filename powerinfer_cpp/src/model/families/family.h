@@ -43,8 +43,10 @@ struct LayerSizes {
     int64_t n_head = 0, n_head_kv = 0, head_dim = 0, v_head_dim = 0;
     int64_t n_ff = 0;                         // of a layer, or of an expert
     int64_t n_expert = 0, n_expert_used = 0;  // 0: one feed-forward block
+    int64_t n_ff_shared = 0;  // of the experts that every row computes, together; 0: none
 };
-// Throws Error(format | unsupported).
+// A layer without a router's tensor has one block, whatever the number of experts is: which layers
+// of a mixture are dense is said by many keys, or by none. Throws Error(format | unsupported).
 LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer);
 
 // Which layers have a window, for files that do not say, as llama.cpp has it.
@@ -58,8 +60,30 @@ struct WindowPattern {
 // period, or an array with a flag per layer, 1 for a window.
 std::vector<int64_t> read_windows(const Model& model, WindowPattern missing);
 
+// What a layer of attention, and of a feed-forward block or experts, has beside a Llama's: RMSNorm
+// before both, a gate, experts chosen by a softmax over all.
+struct LayerForm {
+    const char* attention_norm = "attn_norm";  // before attention and behind it; "": none
+    const char* attention_post_norm = "";
+    const char* ffn_norm = "ffn_norm";  // the same of the feed-forward block or the experts
+    const char* ffn_post_norm = "";
+    bool gated = true;
+    // Norms of queries and keys; nothing: the family has none. With `some_lack_norms` the file
+    // decides.
+    std::optional<Attention::Norms> head_norms;
+    bool some_lack_norms = false;
+    // Where the file does not say how experts are weighed.
+    ggml::Gating gating = ggml::Gating::softmax;
+    bool normalise = true;
+    float scale = 1;  // of what attention and the feed-forward block give
+};
+
 // For learned positions instead of RoPE: position 0 is at row `offset` of position_embd.weight.
 void learn_positions(const ggml::Gguf& gguf, Config& c, int64_t offset);
+
+// Tensors of a bundled file: I8 [stride, n_ff], or with "_exps" [stride, n_ff, n_expert]. Two in
+// version 1, with ffn_gate_rows, one in version 2.
+constexpr char kUpDownRows[] = "ffn_up_down_rows", kBundle[] = "ffn_bundle";
 
 // Collects WeightSpecs; used by the weights() of the families.
 class Weights {
@@ -89,17 +113,18 @@ class Weights {
     // The tensors of a part are added after it.
     LayerPart& add_attention(int64_t i, const char* norm);
     LayerPart& add_feed_forward(int64_t i, const char* norm);
-    // Chooses experts by softmax.
-    LayerPart& add_router(int64_t i, const char* norm);
+    // Chooses experts as the file says, and where it does not, as `missing` does.
+    LayerPart& add_router(int64_t i, const char* norm, const LayerForm& missing = {});
+    // The parts and tensors of a whole layer. A shared expert is added to what the others give.
+    void layer(int64_t i, const LayerForm& form);
     // The norm of what the part gives.
     void post_norm(int64_t i, const char* name, LayerPart& part);
     // Does layer i have experts?
     bool has_experts(int64_t i) const { return layer_sizes(m.file.gguf, m.config, i).n_expert > 0; }
 
-    // attn_q, attn_k, attn_v and attn_output of layer i: .weight, and .bias if the file has it.
+    // attn_q, attn_k, attn_v, or attn_qkv, which holds the rows of all three, and attn_output of
+    // layer i: .weight, and .bias if the file has it.
     void attention(int64_t i);
-    // attn_qkv, which holds the rows of all three, and attn_output, with their biases or without.
-    void fused_attention(int64_t i, bool biased);
     // attn_q_norm and attn_k_norm of layer i.
     void head_norms(int64_t i);
     // position_embd.weight.
@@ -108,15 +133,23 @@ class Weights {
     // Without ffn_gate an ffn_up of twice the rows holds both, gates first.
     // In neuron-aware files ffn_down_t or bundles, predictors and ffn_rate.
     void ffn(int64_t i, bool gated);
-    // ffn_gate_inp of layer i.
+    // ffn_gate_inp of layer i, and exp_probs_b if the file has it.
     void router(int64_t i);
     // ffn_{gate,up,down}_exps of layer i, in the same way as ffn().
-    void experts(int64_t i);
+    void experts(int64_t i, bool gated = true);
+    // ffn_{gate,up,down}_shexp of layer i and, if the file has it, ffn_gate_inp_shexp: the matrices
+    // of the last part.
+    void shared_expert(int64_t i, bool gated);
 
     Model& m;
 
  private:
     LayerPart& add_part(int64_t i, const char* norm, decltype(LayerPart::op) op);
+    void fused_attention(int64_t i);
+    // The last part of layer i, whose tensors are to be added.
+    FeedForward& last_feed_forward(int64_t i);
+    // The matrices of one block and their biases: ffn_gate + suffix, ...
+    void matrices(int64_t i, const char* suffix, bool gated, FeedForward& part);
     // What neuron rows are found by.
     struct Rows {
         int64_t layer;
@@ -128,6 +161,7 @@ class Weights {
     // Bundles from the file, or ffn_gate (if gated), ffn_up and `down`, which the loader packs into
     // bundles.
     void neurons(const Rows& of, bool gated, const std::string& down, Ffn& ffn);
+    void neuron_rows(const Rows& of, bool gated, const std::string& down, Ffn& ffn);
     // One of the bundles: from the tensor `bundled`, or if that is "" from the tensors of its
     // parts.
     struct Stored {

@@ -18,7 +18,7 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
     w.positions();
     for (int64_t i = 0; i < m.config.n_layer; i++) {
         w.add_attention(i, "attn_norm");
-        w.fused_attention(i, true);
+        w.attention(i);
         w.add_feed_forward(i, "ffn_norm");
         w.ffn(i, false);
     }

@@ -23,34 +23,25 @@ void configure_qwen_mixture(const ggml::Gguf& gguf, Config& c) {
     require_experts(gguf, c);
 }
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
+void weights_of(Model& m, std::vector<WeightSpec>& specs, const LayerForm& form) {
     Weights w(m, specs);
     w.embedding_and_head();
     const std::vector<int64_t> windows = read_windows(m, {0, 0});
     for (int64_t i = 0; i < m.config.n_layer; i++) {
-        std::get<Attention>(w.add_attention(i, "attn_norm").op).window = windows[size_t(i)];
-        if (w.has(blk(i, "attn_qkv.weight"))) {
-            w.fused_attention(i, w.has(blk(i, "attn_qkv.bias")));
-        } else {
-            w.attention(i);
-        }
-        if (w.has_experts(i)) {
-            w.add_router(i, "ffn_norm");
-            w.router(i);
-            w.add_feed_forward(i, "").input = LayerPart::Input::as_before;
-            w.experts(i);
-        } else {
-            w.add_feed_forward(i, "ffn_norm");
-            w.ffn(i, true);
-        }
+        w.layer(i, form);
+        m.layers[size_t(i)].find<Attention>()->window = windows[size_t(i)];
     }
+}
+
+void weights(Model& m, std::vector<WeightSpec>& specs) {
+    weights_of(m, specs, {});
 }
 
 // Qwen3 normalises the query and key of each head.
 void weights_qwen3(Model& m, std::vector<WeightSpec>& specs) {
-    weights(m, specs);
-    Weights w(m, specs);
-    for (int64_t i = 0; i < m.config.n_layer; i++) w.head_norms(i);
+    LayerForm form;
+    form.head_norms = Attention::Norms::by_head;
+    weights_of(m, specs, form);
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 // starting with the first, sees all positions and has no RoPE.
 #include <algorithm>
 
-#include "ggml/status.h"
 #include "model/families/family.h"
 
 namespace powerinfer {
@@ -18,28 +17,15 @@ void configure(const ggml::Gguf& gguf, Config& c) {
     require_experts(gguf, c);
 }
 
-ggml::Gating read_gating(const ggml::Gguf& gguf, const Config& c) {
-    const std::string key = c.architecture + ".expert_gating_func";
-    const int64_t gating = gguf.integer(key, 0, 255, 1);
-    // 0: not said. 3: softmax over the chosen experts, whose weights sum to 1 in any case.
-    if (gating > 3) {
-        throw ggml::Error(ggml::Code::unsupported,
-                          ggml::format("%s: %s %lld is not supported", gguf.path().c_str(),
-                                       key.c_str(), (long long)gating));
-    }
-    return gating == 2 ? ggml::Gating::sigmoid : ggml::Gating::softmax;
-}
-
 void weights(Model& m, std::vector<WeightSpec>& specs) {
     const Config& c = m.config;
     Weights w(m, specs);
     w.embedding_and_head();
-    const ggml::Gating gating = read_gating(m.file.gguf, c);
     const std::vector<int64_t> windows = read_windows(m, {0, kPeriod, true});
     const bool slides =
         std::any_of(windows.begin(), windows.end(), [](int64_t n) { return n > 0; });
     for (int64_t i = 0; i < c.n_layer; i++) {
-        std::get<Router>(w.add_router(i, "").op).gating = gating;
+        w.add_router(i, "");
         Attention& a = std::get<Attention>(w.add_attention(i, "attn_norm").op);
         a.window = windows[size_t(i)];
         if (slides && !a.window) a.rope = -1;

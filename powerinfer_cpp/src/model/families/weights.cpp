@@ -9,10 +9,8 @@ namespace powerinfer {
 
 namespace {
 
-// Tensors of a bundled file: I8 [stride, n_ff], or with "_exps" [stride, n_ff, n_expert]. Two in
-// version 1, one in version 2.
-constexpr char kGateRows[] = "ffn_gate_rows", kUpDownRows[] = "ffn_up_down_rows";
-constexpr char kBundle[] = "ffn_bundle";
+// Of a bundled file: see kUpDownRows.
+constexpr char kGateRows[] = "ffn_gate_rows";
 
 constexpr char kPositions[] = "position_embd.weight";
 
@@ -101,14 +99,6 @@ LayerPart& Weights::add_attention(int64_t i, const char* norm) {
     return add_part(i, norm, std::move(a));
 }
 
-LayerPart& Weights::add_router(int64_t i, const char* norm) {
-    const LayerSizes sizes = layer_sizes(m.file.gguf, m.config, i);
-    Router r;
-    r.n_expert = sizes.n_expert;
-    r.n_used = sizes.n_expert_used;
-    return add_part(i, norm, std::move(r));
-}
-
 LayerPart& Weights::add_feed_forward(int64_t i, const char* norm) {
     const LayerSizes sizes = layer_sizes(m.file.gguf, m.config, i);
     FeedForward f;
@@ -128,6 +118,7 @@ void Weights::post_norm(int64_t i, const char* name, LayerPart& part) {
 }
 
 void Weights::attention(int64_t i) {
+    if (has(blk(i, "attn_qkv.weight"))) return fused_attention(i);
     const int64_t n_embd = m.config.n_embd;
     Attention& a = *m.layers[size_t(i)].find<Attention>();
     matrix(Part::attention, blk(i, "attn_q.weight"), a.q_dim(), n_embd, &a.q);
@@ -140,29 +131,30 @@ void Weights::attention(int64_t i) {
     optional(Part::attention, blk(i, "attn_output.bias"), n_embd, &a.o_bias);
 }
 
-void Weights::fused_attention(int64_t i, bool biased) {
+void Weights::fused_attention(int64_t i) {
     const int64_t n_embd = m.config.n_embd;
     Attention& a = *m.layers[size_t(i)].find<Attention>();
     const std::string weight = blk(i, "attn_qkv.weight"), bias = blk(i, "attn_qkv.bias");
     const int64_t n = a.q_dim() + a.k_dim() + a.v_dim();
+    const bool biased = has(bias);
     const auto part = [&](int64_t row0, int64_t n_rows, ggml::Matrix* to, const float** bias_to) {
         rows(Part::attention, weight, {n_embd, n}, row0, n_rows, Product{to});
         if (!biased) return;
-        // One row that begins at a multiple of its length.
-        rows(Part::attention, bias, {n}, row0 / n_rows, 1, Vector{bias_to});
-        specs_.back().cols = n_rows;
+        rows(Part::attention, bias, {n}, row0, n_rows, Vector{bias_to});
+        specs_.back().cols = 1;
     };
     part(0, a.q_dim(), &a.q, &a.q_bias);
     part(a.q_dim(), a.k_dim(), &a.k, &a.k_bias);
     part(a.q_dim() + a.k_dim(), a.v_dim(), &a.v, &a.v_bias);
     matrix(Part::attention, blk(i, "attn_output.weight"), n_embd, a.out_dim(), &a.o);
-    if (biased) vector(Part::attention, blk(i, "attn_output.bias"), n_embd, &a.o_bias);
+    optional(Part::attention, blk(i, "attn_output.bias"), n_embd, &a.o_bias);
 }
 
 void Weights::head_norms(int64_t i) {
     Attention& a = *m.layers[size_t(i)].find<Attention>();
-    vector(Part::norms, blk(i, "attn_q_norm.weight"), a.head_dim, &a.q_norm);
-    vector(Part::norms, blk(i, "attn_k_norm.weight"), a.head_dim, &a.k_norm);
+    const bool whole = a.norms == Attention::Norms::whole_row;
+    vector(Part::norms, blk(i, "attn_q_norm.weight"), whole ? a.q_dim() : a.head_dim, &a.q_norm);
+    vector(Part::norms, blk(i, "attn_k_norm.weight"), whole ? a.k_dim() : a.head_dim, &a.k_norm);
 }
 
 void Weights::positions() {
@@ -179,6 +171,12 @@ std::vector<int64_t> Weights::shaped(const Rows& of, int64_t cols, int64_t n_row
 }
 
 void Weights::neurons(const Rows& of, bool gated, const std::string& down, Ffn& f) {
+    const size_t first = specs_.size();
+    neuron_rows(of, gated, down, f);
+    for (size_t k = first; k < specs_.size(); k++) specs_[k].of = &of.part;
+}
+
+void Weights::neuron_rows(const Rows& of, bool gated, const std::string& down, Ffn& f) {
     const Config& c = m.config;
     m.config.neuron_aware = true;
     f.neurons.n = of.part.n_ff;
@@ -313,105 +311,82 @@ void Weights::predictor(const Rows& of, Ffn& f) {
 }
 
 void Weights::ffn(int64_t i, bool gated) {
-    const int64_t n_embd = m.config.n_embd;
-    FeedForward& of = *m.layers[size_t(i)].find<FeedForward>();
-    const int64_t n_ff = of.n_ff;
-    of.blocks.resize(1);
-    Ffn& f = of.blocks[0];
+    FeedForward& of = last_feed_forward(i);
     const std::string down = blk(i, "ffn_down_t.weight");
     bool by_rows = has(down) || has_bundles(i, "");
     // If a PowerInfer file has no down tensor at all, ffn_down_t is reported as missing.
     if (m.file.gguf.pwri_magic() && !has(blk(i, "ffn_down.weight"))) by_rows = true;
-    if (by_rows) {
-        neurons({i, of, 0, 0}, gated, down, f);
-    } else {
-        const size_t first = specs_.size();
-        const std::string gate = blk(i, "ffn_gate.weight"), up = blk(i, "ffn_up.weight");
-        const ggml::TensorInfo* both = gated && !has(gate) ? m.file.gguf.find_tensor(up) : nullptr;
-        if (both && both->ne[1] == 2 * n_ff) {
-            const std::vector<int64_t> shape{n_embd, 2 * n_ff};
-            rows(Part::ffn, up, shape, 0, n_ff, Product{&f.gate});
-            rows(Part::ffn, up, shape, n_ff, n_ff, Product{&f.up});
-        } else {
-            if (gated) matrix(Part::ffn, gate, n_ff, n_embd, &f.gate);
-            matrix(Part::ffn, up, n_ff, n_embd, &f.up);
-        }
-        matrix(Part::ffn, blk(i, "ffn_down.weight"), n_embd, n_ff, &f.down);
-        for (size_t k = first; k < specs_.size(); k++) specs_[k].block = 0;
-    }
-    optional(Part::ffn, blk(i, "ffn_gate.bias"), n_ff,
-             by_rows ? &f.neurons.gate_bias : &f.gate_bias);
-    optional(Part::ffn, blk(i, "ffn_up.bias"), n_ff, by_rows ? &f.neurons.up_bias : &f.up_bias);
-    optional(Part::ffn, blk(i, by_rows ? "ffn_down_t.bias" : "ffn_down.bias"), n_embd,
-             by_rows ? &f.neurons.down_bias : &f.down_bias);
+    if (!by_rows) return matrices(i, "", gated, of);
+    const int64_t n_embd = m.config.n_embd, n_ff = of.n_ff;
+    of.blocks.resize(1);
+    Ffn& f = of.blocks[0];
+    neurons({i, of, 0, 0}, gated, down, f);
+    optional(Part::ffn, blk(i, "ffn_gate.bias"), n_ff, &f.neurons.gate_bias);
+    optional(Part::ffn, blk(i, "ffn_up.bias"), n_ff, &f.neurons.up_bias);
+    optional(Part::ffn, blk(i, "ffn_down_t.bias"), n_embd, &f.neurons.down_bias);
 }
 
-void Weights::router(int64_t i) {
-    Router& r = *m.layers[size_t(i)].find<Router>();
-    matrix(Part::ffn, blk(i, "ffn_gate_inp.weight"), r.n_expert, m.config.n_embd, &r.w);
+FeedForward& Weights::last_feed_forward(int64_t i) {
+    return std::get<FeedForward>(m.layers[size_t(i)].parts.back().op);
 }
 
-void Weights::experts(int64_t i) {
-    const int64_t n_embd = m.config.n_embd;
-    const Router& router = *m.layers[size_t(i)].find<Router>();
-    FeedForward& of = *m.layers[size_t(i)].find<FeedForward>();
-    of.n_used = router.n_used;
-    const int64_t n_ff = of.n_ff;
-    std::string down = blk(i, "ffn_down_exps.weight");
-    bool by_rows = has_bundles(i, "_exps");
-    if (has(blk(i, "ffn_down_t_exps.weight"))) {
-        by_rows = true;
-        down = blk(i, "ffn_down_t_exps.weight");
-    } else if (const ggml::TensorInfo* t = m.file.gguf.find_tensor(down)) {
-        // PowerInfer's SmallThinker files use the plain name for neuron rows.
-        by_rows = t->ne[0] == n_embd && n_embd != n_ff;
-    }
-    // One tensor has the rows of gate and up, gates first; or older files have a tensor for every
-    // matrix of every expert.
-    const std::string fused = blk(i, "ffn_gate_up_exps.weight");
-    const auto single = [&](const char* what, int64_t e) {
-        return blk(i, ggml::format("ffn_%s.%lld.weight", what, (long long)e).c_str());
+void Weights::matrices(int64_t i, const char* suffix, bool gated, FeedForward& part) {
+    const int64_t n_embd = m.config.n_embd, n_ff = part.n_ff;
+    part.blocks.resize(1);
+    Ffn& f = part.blocks[0];
+    const auto name = [&](const char* matrix, const char* end) {
+        return blk(i, matrix) + suffix + end;
     };
-    const bool singles = has(single("up", 0));
-    // Memory for experts is taken only if their tensor has as many: a wrong one is reported by its
-    // shape.
-    std::string all = has(fused) ? fused : blk(i, "ffn_up_exps.weight");
-    for (const char* name : {kUpDownRows, kBundle}) {
-        if (has(blk(i, name) + "_exps")) all = blk(i, name) + "_exps";
+    const size_t first = specs_.size();
+    const std::string gate = name("ffn_gate", ".weight"), up = name("ffn_up", ".weight");
+    const ggml::TensorInfo* both = gated && !has(gate) ? m.file.gguf.find_tensor(up) : nullptr;
+    if (both && both->ne[1] == 2 * n_ff) {
+        const std::vector<int64_t> shape{n_embd, 2 * n_ff};
+        rows(Part::ffn, up, shape, 0, n_ff, Product{&f.gate});
+        rows(Part::ffn, up, shape, n_ff, n_ff, Product{&f.up});
+    } else {
+        if (gated) matrix(Part::ffn, gate, n_ff, n_embd, &f.gate);
+        matrix(Part::ffn, up, n_ff, n_embd, &f.up);
     }
-    const ggml::TensorInfo* up = m.file.gguf.find_tensor(all);
-    const bool there =
-        singles ? has(single("up", router.n_expert - 1)) : up && up->ne[2] == router.n_expert;
-    of.blocks.resize(size_t(there ? router.n_expert : 1));
-    const std::vector<int64_t> by_neuron{n_embd, n_ff, router.n_expert},
-        by_both{n_embd, 2 * n_ff, router.n_expert}, by_output{n_ff, n_embd, router.n_expert};
-    for (int64_t e = 0; e < of.n_blocks(); e++) {
-        Ffn& f = of.blocks[size_t(e)];
-        if (by_rows) {
-            neurons({i, of, router.n_expert, e}, true, down, f);
-            continue;
-        }
-        const size_t first = specs_.size();
-        if (singles) {
-            matrix(Part::ffn, single("gate", e), n_ff, n_embd, &f.gate);
-            matrix(Part::ffn, single("up", e), n_ff, n_embd, &f.up);
-            matrix(Part::ffn, single("down", e), n_embd, n_ff, &f.down);
-        } else {
-            if (has(fused)) {
-                rows(Part::ffn, fused, by_both, 2 * e * n_ff, n_ff, Product{&f.gate});
-                rows(Part::ffn, fused, by_both, (2 * e + 1) * n_ff, n_ff, Product{&f.up});
-            } else {
-                const std::string gate = blk(i, "ffn_gate_exps.weight");
-                rows(Part::ffn, gate, by_neuron, e * n_ff, n_ff, Product{&f.gate});
-                rows(Part::ffn, all, by_neuron, e * n_ff, n_ff, Product{&f.up});
-            }
-            rows(Part::ffn, down, by_output, e * n_embd, n_embd, Product{&f.down});
-        }
-        for (size_t k = first; k < specs_.size(); k++) {
-            specs_[k].block = e;
-            specs_[k].chosen = true;
-        }
+    matrix(Part::ffn, name("ffn_down", ".weight"), n_embd, n_ff, &f.down);
+    for (size_t k = first; k < specs_.size(); k++) {
+        specs_[k].block = 0;
+        specs_[k].of = &part;
     }
+    optional(Part::ffn, name("ffn_gate", ".bias"), n_ff, &f.gate_bias);
+    optional(Part::ffn, name("ffn_up", ".bias"), n_ff, &f.up_bias);
+    optional(Part::ffn, name("ffn_down", ".bias"), n_embd, &f.down_bias);
+}
+
+void Weights::layer(int64_t i, const LayerForm& form) {
+    LayerPart& attention_part = add_attention(i, form.attention_norm);
+    attention_part.scale = form.scale;
+    Attention& a = std::get<Attention>(attention_part.op);
+    attention(i);
+    if (form.head_norms) {
+        a.norms = *form.head_norms;
+        if (!form.some_lack_norms || has(blk(i, "attn_q_norm.weight"))) head_norms(i);
+    }
+    if (*form.attention_post_norm) post_norm(i, form.attention_post_norm, attention_part);
+    const LayerSizes sizes = layer_sizes(m.file.gguf, m.config, i);
+    const bool experts_here = sizes.n_expert > 0;
+    if (experts_here) {
+        add_router(i, form.ffn_norm, form);
+        router(i);
+    }
+    LayerPart& part = add_feed_forward(i, experts_here ? "" : form.ffn_norm);
+    part.scale = form.scale;
+    if (*form.ffn_post_norm) post_norm(i, form.ffn_post_norm, part);
+    if (!experts_here) return ffn(i, form.gated);
+    part.input = LayerPart::Input::as_before;
+    experts(i, form.gated);
+    if (!sizes.n_ff_shared) return;
+    part.add = LayerPart::Add::with_next;
+    LayerPart& shared = add_feed_forward(i, "");
+    shared.input = LayerPart::Input::as_before;
+    shared.scale = form.scale;
+    std::get<FeedForward>(shared.op).n_ff = sizes.n_ff_shared;
+    shared_expert(i, form.gated);
 }
 
 }  // namespace powerinfer
