@@ -132,7 +132,8 @@ uint64_t WeightSpec::file_offset() const {
 
 void refuse_further_layers(const Model& model) {
     for (const ggml::TensorInfo& t : model.file.gguf.tensors()) {
-        if (layer_of(t.name) < model.config.n_layer) continue;
+        const Config& c = model.config;
+        if (layer_of(t.name) < c.n_layer + c.n_nextn) continue;
         throw Error(Code::format, format("%s: tensor \"%s\" belongs to a layer beyond the model's "
                                          "%lld",
                                          model.file.gguf.path().c_str(), t.name.c_str(),

@@ -363,16 +363,11 @@ void check_unread_tensors(const Model& model, bool allow, Notes& notes) {
         used.insert(model.file.gguf.find_tensor(checksums_of(w.name))->name);
     }
     std::vector<std::string> decisive, harmless;
-    // Layers that guess further tokens are not computed.
-    const int64_t n_layer = model.config.n_layer;
-    const auto guesses = [&](const std::string& name) {
-        const int64_t layer = layer_of(name);
-        return layer >= n_layer && layer < n_layer + model.config.n_nextn;
-    };
     for (const ggml::TensorInfo& t : model.file.gguf.tensors()) {
         if (used.count(t.name) || among(t.name, kOurTensors)) continue;
-        const bool known =
-            among(t.name, kHarmlessTensors) || guesses(t.name) || is_scale_of_one(model, t);
+        // Layers that guess further tokens are not computed.
+        const bool guesses = layer_of(t.name) >= model.config.n_layer;
+        const bool known = among(t.name, kHarmlessTensors) || guesses || is_scale_of_one(model, t);
         (known ? harmless : decisive).push_back(ggml::shown(t.name));
     }
     const std::string& path = model.file.gguf.path();
