@@ -15,9 +15,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         model.file.gguf = ggml::Gguf::parse(data, size, "fuzz.gguf");
         ggml::split_paths(model.file.gguf);
         model.vocab = powerinfer::read_vocab(model.file.gguf);
-        model.config = powerinfer::read_config(model.file.gguf, model.vocab.size());
+        const powerinfer::Family* const family = powerinfer::find_family(model.file.gguf);
+        if (!family) powerinfer::refuse_unknown_family(model);
+        model.config = powerinfer::read_config(model.file.gguf, *family, model.vocab.size());
         model.layers.resize(size_t(model.config.n_layer));
-        model.weights = powerinfer::weight_specs(model);
+        model.weights = powerinfer::weight_specs(model, *family);
         powerinfer::Notes notes;
         powerinfer::check_unread_keys(model, true, notes);
         powerinfer::resolve_weights(model);

@@ -172,6 +172,38 @@ def test_invented_tensors_are_refused(
     assert found > 10
 
 
+def renamed(file: Spliced, architecture: str, **more: Any) -> dict[str, Any]:
+    """The keys of a file's architecture under another name."""
+    fields = gguf.GGUFReader(file.path).fields
+    keys: dict[str, Any] = {"general.architecture": architecture}
+    for name in file.keys:
+        if name.startswith(f"{file.architecture}."):
+            keys[name] = None
+            keys[f"{architecture}.{name.split('.', 1)[1]}"] = fields[name].contents()
+    return {**keys, **{f"{architecture}.{name}": value for name, value in more.items()}}
+
+
+def test_an_unknown_family_is_compared_with_those_known(
+    files: Callable[[str], Spliced], tmp_path: Path
+) -> None:
+    file, path = files("qwen3"), tmp_path / "m.gguf"
+    file.write(path, renamed(file, "qwen9", flux=2), {"blk.1.attn_flux": np.ones(3)})
+    with pytest.raises(UnsupportedModelError) as error:
+        memory_plan(str(path), {}, {})
+    said = str(error.value)
+    assert said.startswith(f'{path}: architecture "qwen9" is not supported; nearest is qwen3, ')
+    assert 'nearest is qwen3, which lacks "blk.*.attn_flux"; then ' in said
+    assert 'no family knows tensors "blk.*.attn_flux"; no family knows keys "qwen9.flux"' in said
+    assert "; known: llama, " in said
+
+
+def test_a_family_that_nothing_is_like(llama: Spliced, tmp_path: Path) -> None:
+    """Without the sizes that every family has, no comparison is made."""
+    path = llama.write(tmp_path / "m.gguf", {"general.architecture": "strange"})
+    with pytest.raises(UnsupportedModelError, match='architecture "strange" is not supported; kno'):
+        memory_plan(str(path), {}, {})
+
+
 def test_what_is_written_opens_without_a_word(
     files: Callable[[str], Spliced], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -246,10 +246,12 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
             model->file.gguf.integer(arch + ".embedding_length", 0, INT32_MAX, 0);
         return model;
     }
-    model->config = read_config(model->file.gguf, model->vocab.size());
+    const Family* const family = find_family(model->file.gguf);
+    if (!family) refuse_unknown_family(*model);
+    model->config = read_config(model->file.gguf, *family, model->vocab.size());
     model->layers.resize(model->config.n_layer);
     refuse_further_layers(*model);
-    model->weights = weight_specs(*model);
+    model->weights = weight_specs(*model, *family);
     refuse_unread_overrides(model->file.gguf);
     check_unread_keys(*model, params.allow_unknown, notes);
     resolve_weights(*model);

@@ -312,6 +312,11 @@ bool is_scale_of_one(const Model& model, const ggml::TensorInfo& t) {
 
 }  // namespace
 
+bool is_harmless_key(std::string_view name, std::string_view architecture) {
+    const std::string_view key = name.substr(std::min(name.size(), architecture.size() + 1));
+    return key == "vocab_size" || among(key, kHarmless);
+}
+
 void check_unread_keys(const Model& model, bool allow, Notes& notes) {
     const ggml::Gguf& gguf = model.file.gguf;
     const Config& c = model.config;

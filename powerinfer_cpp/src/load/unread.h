@@ -16,6 +16,13 @@ namespace powerinfer {
 // (general.*, tokenizer.*, powerinfer.*, those of other tools) are none of its business.
 void check_unread_keys(const Model& model, bool allow, Notes& notes);
 
+// Throws Error(unsupported) for a file whose architecture no family has: it says which families are
+// nearest by their tensors and what those lack, and which keys and tensors no family knows. Uses
+// model.config and model.layers as room.
+[[noreturn]] void refuse_unknown_family(Model& model);
+// Is this a key of the architecture that changes nothing where nobody asks for it?
+bool is_harmless_key(std::string_view name, std::string_view architecture);
+
 // Tensors, after resolve_weights(). Throws Error(unsupported) naming file and tensor for one that
 // no WeightSpec names, unless it is known to be harmless; with `allow` that is a warning. Throws
 // Error(io).

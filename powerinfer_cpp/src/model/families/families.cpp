@@ -25,27 +25,6 @@ constexpr int64_t kMostExperts = 1 << 18;
     throw Error(code, gguf.path() + ": " + what);
 }
 
-std::vector<Family> all_families() {
-    std::vector<Family> all;
-    for (const auto* group : {&kLlamaFamilies, &kFalconFamilies, &kGemmaFamilies, &kGpt2Families,
-                              &kOptFamilies, &kSmallThinkerFamilies, &kStableLmFamilies}) {
-        all.insert(all.end(), group->begin(), group->end());
-    }
-    return all;
-}
-
-Family find_family(const ggml::Gguf& gguf) {
-    const std::string_view arch = gguf.string("general.architecture");
-    std::string known;
-    for (const Family& f : all_families()) {
-        if (arch == f.architecture) return f;
-        known += (known.empty() ? "" : ", ") + std::string(f.architecture);
-    }
-    refuse(gguf, Code::unsupported,
-           "architecture \"" + std::string(arch.substr(0, 40)) +
-               "\" is not supported; known: " + known);
-}
-
 Activation read_activation(const ggml::Gguf& gguf, const Family& family) {
     const Activation fallback = gguf.pwri_magic() ? family.pwri_act : family.gguf_act;
     const std::string_view wanted = gguf.string("powerinfer.ffn.activation", name(fallback));
@@ -144,11 +123,31 @@ RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix,
 
 }  // namespace
 
-Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
-    const Family family = find_family(gguf);
-    const auto key = [&](const char* suffix) { return std::string(family.architecture) + suffix; };
+const std::vector<Family>& all_families() {
+    static const std::vector<Family> all = [] {
+        std::vector<Family> found;
+        for (const auto* group :
+             {&kLlamaFamilies, &kFalconFamilies, &kGemmaFamilies, &kGpt2Families, &kOptFamilies,
+              &kSmallThinkerFamilies, &kStableLmFamilies}) {
+            found.insert(found.end(), group->begin(), group->end());
+        }
+        return found;
+    }();
+    return all;
+}
+
+const Family* find_family(const ggml::Gguf& gguf) {
+    const std::string_view arch = gguf.string("general.architecture");
+    for (const Family& f : all_families()) {
+        if (arch == f.architecture) return &f;
+    }
+    return nullptr;
+}
+
+Config read_config(const ggml::Gguf& gguf, const Family& family, int64_t n_vocab) {
     Config c;
-    c.architecture = family.architecture;
+    c.architecture = gguf.string("general.architecture");
+    const auto key = [&](const char* suffix) { return c.architecture + suffix; };
     c.n_vocab = n_vocab;
     c.n_ctx = gguf.integer(key(".context_length"), 1, INT32_MAX);
     c.n_embd = gguf.integer(key(".embedding_length"), 1, kWide);
@@ -158,7 +157,13 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
                              std::min<int64_t>(kMany, int64_t(gguf.tensors().size())));
     c.n_nextn = gguf.integer(key(".nextn_predict_layers"), 0, c.n_layer - 1, 0);
     c.n_layer -= c.n_nextn;
-    c.rope_scaling = read_rope_scaling(gguf, family.architecture, c.n_ctx);
+    for (int64_t i = c.n_layer; i < c.n_layer + c.n_nextn; i++) {
+        if (gguf.find_tensor(blk(i, "nextn.eh_proj.weight"))) continue;
+        refuse(gguf, Code::format,
+               format("%s: layer %lld guesses no tokens: it has no nextn.eh_proj.weight",
+                      key(".nextn_predict_layers").c_str(), (long long)i));
+    }
+    c.rope_scaling = read_rope_scaling(gguf, c.architecture, c.n_ctx);
     int64_t least_head = INT64_MAX, n_expert = 0;
     for (int64_t i = 0; i < c.n_layer; i++) {
         const LayerSizes sizes = layer_sizes(gguf, c, i);
@@ -330,11 +335,11 @@ static void check_statistics(const ggml::Gguf& gguf, int64_t n_layer) {
     }
 }
 
-std::vector<WeightSpec> weight_specs(Model& model) {
+std::vector<WeightSpec> weight_specs(Model& model, const Family& family) {
     std::vector<WeightSpec> specs;
     const ggml::Gguf& gguf = model.file.gguf;
     const int64_t n_layer = model.config.n_layer;
-    find_family(gguf).weights(model, specs);
+    family.weights(model, specs);
     number_parts(model);
     for (int64_t i = 0; i < n_layer; i++) {
         if (!layer_sizes(gguf, model.config, i).n_expert ||

@@ -29,13 +29,18 @@ extern const std::vector<Family> kOptFamilies;           // opt.cpp
 extern const std::vector<Family> kSmallThinkerFamilies;  // smallthinker.cpp
 extern const std::vector<Family> kStableLmFamilies;      // stablelm.cpp
 
+// All of them, in the order of the lists above.
+const std::vector<Family>& all_families();
+// That of general.architecture; or null.
+const Family* find_family(const ggml::Gguf& gguf);
+
 // Reads the keys {arch}.* and powerinfer.*. Throws Error(format) for contradictions,
-// Error(unsupported) for an unknown family or feature.
-Config read_config(const ggml::Gguf& gguf, int64_t n_vocab);
+// Error(unsupported) for an unknown feature.
+Config read_config(const ggml::Gguf& gguf, const Family& family, int64_t n_vocab);
 
 // The tensors of the model, pointing to the members of `model` that they fill. model.layers must
 // have its final size.
-std::vector<WeightSpec> weight_specs(Model& model);
+std::vector<WeightSpec> weight_specs(Model& model, const Family& family);
 
 // What the keys {arch}.* say of the sizes of a layer: a number for all layers, or an array with one
 // for each.
