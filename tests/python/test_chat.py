@@ -211,6 +211,7 @@ def test_names_in_a_template() -> None:
     )
     assert render(source) == '<s>"Hello"</s>True4!0011'
     assert render("{{ {'a': '<\u20ac>'}|tojson(indent=1) }}") == '{\n "a": "<\u20ac>"\n}'
+    assert render("{% set l = [1] %}{{ l.append(2) }}{{ l|map('abs')|tojson }}") == "None[1, 2]"
     with pytest.raises(TemplateError, match="^roles must alternate$"):
         render("{{ raise_exception('roles must alternate') }}")
 
@@ -223,7 +224,11 @@ DOUBLING = "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = O
     "source",
     [
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.append(1) }}",
+        "{{ messages.pop() }}",
+        "{% set l = [] %}{% for i in range(60000) %}{{ l.append(1) }}{{ l.append(1) }}{% endfor %}",
+        "{% set l = [] %}{{ l.append(l) }}{{ l|tojson }}",
+        "{% set l = [] %}{{ l.append(l) }}{% set m = [] %}{{ m.append(m) }}{{ l == m }}",
+        "{{ messages|map(attribute='x')|tojson }}",
         "{{ raise_exception.__globals__.sys }}",
         "{{ self._TemplateReference__context.environment }}",
         "{{ ('%s' % messages)['__class__'].__base__ }}",

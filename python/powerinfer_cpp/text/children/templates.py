@@ -5,10 +5,11 @@ These limits give better messages; the limits of the process (serve.py) catch ev
 
 import functools
 import inspect
+import itertools
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -74,7 +75,18 @@ def to_json(
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
+        default=_listed,
     )
+
+
+def _listed(value: Any) -> list[Any]:
+    """The items of what `map` and its like make, for `tojson`."""
+    if not isinstance(value, Iterator):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    items = list(itertools.islice(value, MAX_NUMBER + 1))
+    if len(items) > MAX_NUMBER:
+        _too_much(f"a list of more than {MAX_NUMBER} items")
+    return items
 
 
 class _Generation(Extension):
@@ -105,6 +117,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.filters = {name: self._limited(name, f) for name, f in self.filters.items()}
         self.globals[_TICK] = self.tick
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Some templates append to lists; all lists belong to this one rendering."""
+        return (type(obj) is list and attr == "append") or super().is_safe_attribute(
+            obj, attr, value
+        )
+
     def tick(self) -> str:
         """Raises Refused after the time limit of a template."""
         if time.monotonic() > self._clock.end:
@@ -124,7 +142,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.tick()
         owner = getattr(inspect.unwrap(obj), "__self__", None)  # the sandbox wraps str.format
         owners = (owner,) if isinstance(owner, str | bytes | list | tuple) else ()
-        _check_arguments(getattr(obj, "__name__", ""), (*owners, *args, *kwargs.values()))
+        name = getattr(obj, "__name__", "")
+        _check_arguments(name, (*owners, *args, *kwargs.values()))
+        if name == "append" and isinstance(owner, list) and len(owner) >= MAX_NUMBER:
+            _too_much(f"a list of more than {MAX_NUMBER} items")
         return _check_result(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
