@@ -15,12 +15,14 @@ from powerinfer_cpp.text.tools import (
     CallBegin,
     CallEnd,
     Content,
+    Tool,
     ToolParser,
     ToolRequest,
     message,
 )
 
 _NAMES = {"add", "now"}
+_ADD = Tool("add", "", {"type": "object", "properties": {"a": {"type": "string"}}})
 
 # In the rules, <tool_call> would be a hole.
 _OPEN = "\x02"
@@ -29,6 +31,8 @@ RULES = {
     "answer": ["<part>", "<part><answer>", "<part><answer>"],
     "part": [
         "text",
+        "<own>",
+        "<own><own><value><own>",
         "<mark>",
         "\x02tool_call>\n<call>\n</tool_call>",
         "<call>",
@@ -86,6 +90,15 @@ RULES = {
     ],
 }
 
+# Texts of the styles themselves.
+_HOLES = {"<": _OPEN, "{name}": "add", "{key}": "a", "{id}": "functions.add:0", "{text}": "true"}
+RULES["own"] = []
+for _style in STYLES.values():
+    for _text in (_style.opening, _style.closing, *_style.call, *(_style.argument or ())):
+        for _hole, _said in _HOLES.items():
+            _text = _text.replace(_hole, _said)
+        RULES["own"].append(_text)
+
 DEFINITIONS = {
     "tools": ["[<tool>]", "[<tool>, <tool>]", "<json>"],
     "tool": ['{"type": "function", "function": <function>}', "<json>", '{"type": <json>}'],
@@ -104,7 +117,7 @@ DEFINITIONS = {
 
 def _parser(style: str) -> ToolParser:
     count = iter(range(10**9))
-    return ToolParser(STYLES[style], _NAMES, new_id=lambda: str(next(count)))
+    return ToolParser(STYLES[style], _NAMES, new_id=lambda: str(next(count)), tools=[_ADD])
 
 
 def _read(style: str, pieces: list[str]) -> list[object]:
@@ -145,7 +158,8 @@ def _definitions(text: str) -> None:
     except ValueError:
         return
     for style in STYLES.values():
-        json.dumps(style.forced(request), allow_nan=False)
+        if style.can_force(request):
+            json.dumps(style.forced(request), allow_nan=False)
 
 
 def run(data: bytes) -> None:

@@ -224,7 +224,7 @@ DOUBLING = "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = O
     "source",
     [
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.pop() }}",
+        "{{ messages.clear() }}",
         "{% set l = [] %}{% for i in range(60000) %}{{ l.append(1) }}{{ l.append(1) }}{% endfor %}",
         "{% set l = [] %}{{ l.append(l) }}{{ l|tojson }}",
         "{% set l = [] %}{{ l.append(l) }}{% set m = [] %}{{ m.append(m) }}{{ l == m }}",

@@ -14,6 +14,7 @@ from powerinfer_cpp.text.thinking import Thinking
 from powerinfer_cpp.text.tool_chat import prepare
 from powerinfer_cpp.text.tools import (
     STYLES,
+    CallBegin,
     HarmonyParser,
     ToolParser,
     ToolRequest,
@@ -102,6 +103,12 @@ TEXTS = {
     f'{JSON}}},\n    {{"tool_call_id": "1", "tool_name": "now", "parameters": {{}}}}\n]'
     "<|END_ACTION|>",
     "apertus": f'<|tools_prefix|>[{{"look": {JSON}}}, {{"now": {{}}}}]<|tools_suffix|>',
+    "granite-3": f'<|tool_call|>[{{"name": "look", "arguments": {JSON}}}, '
+    '{"name": "now", "arguments": {}}]',
+    "minimax-1": f'<tool_calls>\n{{"name": "look", "arguments": {JSON}}}\n'
+    '{"name": "now", "arguments": {}}\n</tool_calls>',
+    "smollm-python": '<code>\nlook(city=\'12 "<a>"\\nb\', n=3, more={"deep": True})\nnow()\n'
+    "</code>",
     "solar": "<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>look<|tool_call:args|>"
     f"{JSON}<|tool_call:end|><|tool_call:begin|>a2<|tool_call:name|>now<|tool_call:args|>{{}}"
     "<|tool_call:end|><|calls|>",
@@ -131,6 +138,58 @@ def test_calls_of_a_style(style: str) -> None:
         assert parse(style, [text[:at], text[at:]]) == found
     around = parse(style, [f"I look. {text}\n Well"])
     assert calls(around) == calls(found) and around["content"].split() == ["I", "look.", "Well"]
+
+
+@pytest.mark.parametrize("style", [name for name in TEXTS if STYLES[name].read is None])
+def test_arguments_are_passed_on_while_they_are_written(style: str) -> None:
+    one = ToolParser(STYLES[style], REQUEST.names, tools=REQUEST.tools)
+    text = TEXTS[style].replace("<![CDATA[", "").replace("]]>", "")
+    events = one.push(text[: text.index("<a>") + 1])
+    begin, *rest = events
+    assert isinstance(begin, CallBegin) and begin.name == "look"
+    assert "".join(event.text for event in rest).startswith('{"city": "12 ')
+
+
+@pytest.mark.parametrize("style", [name for name in STYLES if name != "harmony"])
+def test_written_calls_are_read(style: str) -> None:
+    made = [("look", FIRST), ("now", {})][: 1 if STYLES[style].between is None else 2]
+    made = made if STYLES[style].read is None else [("look", {**FIRST, "city": "\\d \u20ac"})]
+    functions = [{"name": name, "arguments": arguments} for name, arguments in made]
+    text = STYLES[style].written([{"id": "a", "function": of} for of in functions])
+    found = parse(style, [text])
+    assert calls(found) == made and found["content"] is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>\n<function=look>\n<parameter=city>\nx\n</parameter>\n</function>\nWell",
+        "<tool_call><function=look><parameter=city>x</parameter></function>\n<tool_call>",
+        '<tool_call><function=look>{"city": "x"}</function></tool_call>',
+    ],
+)
+def test_calls_that_are_written_badly(text: str) -> None:
+    found = parse("qwen-coder", [text])
+    assert calls(found) == [("look", {"city": "x"})]
+    assert (found["content"] or "").strip() in ("", "Well", "<tool_call>")
+    for at in range(len(text)):
+        assert parse("qwen-coder", [text[:at], text[at:]]) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call><function=look><parameter=city>x</parameter>",
+        "<tool_call><function=look>odd</function></tool_call>",
+        "<tool_call><function=look><parameter=n>NaN</parameter></function></tool_call>",
+        '<tool_call><function=look>{"city": x}</function></tool_call>',
+        "<tool_call><function=look" + "x" * 300 + "></function></tool_call>",
+        "<tool_call><function=></function></tool_call>",
+    ],
+)
+def test_a_call_that_is_broken_is_text(text: str) -> None:
+    assert parse("qwen-coder", [text]) == {"role": "assistant", "content": text}
+    assert parse("qwen-coder", text) == {"role": "assistant", "content": text}
 
 
 @pytest.mark.parametrize("style", TEXTS)
@@ -317,7 +376,7 @@ def plain_bytes(compiled: str, seed: int) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("style", [name for name, s in STYLES.items() if s.call is not None])
+@pytest.mark.parametrize("style", STYLES)
 def test_forced_calls_are_read(style: str) -> None:
     """What a grammar admits is a call, with arguments that follow the schema."""
     request = ToolRequest.of(TOOLS, "required")
@@ -346,4 +405,10 @@ def test_what_a_style_cannot_force() -> None:
         request = ToolRequest.of(tools, "required")
         assert request is not None
         assert not STYLES["qwen-coder"].can_force(request) and STYLES["kimi"].can_force(request)
+        assert STYLES["lfm2"].can_force(request)
+    odd = {"type": "object", "properties": {"from": {"type": "string"}}}
+    request = ToolRequest.of(
+        [{"type": "function", "function": {"name": "f", "parameters": odd}}], "required"
+    )
+    assert request is not None and STYLES["qwen-coder"].can_force(request)
     assert not STYLES["lfm2"].can_force(request)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from ..core.logits import StoppingCriteriaList
 from .template import ChatTemplate, TemplateError
 from .tools import ToolRequest, style_of, thoughts_of
-from .tools.history import checked_calls, with_text_arguments, with_thoughts
+from .tools.history import checked_calls, with_text_arguments, with_thoughts, with_written_calls
 
 Message = Mapping[str, Any]
 
@@ -336,7 +336,7 @@ class TemplateFormat:
     takes_names = True
 
     def __init__(self, source: str, bos: str, eos: str):
-        self.style = style_of(source)
+        self.style, self._takes_calls = style_of(source), "tool_calls" in source
         self._template, self._eos = ChatTemplate(source, bos, eos), eos
         self.thoughts = thoughts_of(source, self._template.rendered)
 
@@ -353,6 +353,8 @@ class TemplateFormat:
         checked = with_thoughts(check_messages(messages), self.thoughts)
         if self.style is not None:
             checked = self.style.history(checked)
+            if not self._takes_calls:
+                checked = with_written_calls(checked, self.style.written)
         text = self._rendered(checked, add_generation_prompt, {"tools": tools, **names})
         return Prompt(text, [self._eos] if self._eos else [])
 

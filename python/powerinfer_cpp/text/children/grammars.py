@@ -108,11 +108,12 @@ def _parameters(
     texts: dict[str, str],
 ) -> str:
     """The parameters of a call one after another: strings as they are, the rest as JSON."""
-    schema, written = call["schema"], []
+    schema = call["schema"]
+    written: list[tuple[str, bool]] = []  # a parameter, and whether it must be there
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     for name, (as_json, as_text) in call["arguments"].items():
         value = schema["properties"][name]
-        if value.get("type") != "string":
+        if as_text is None or value.get("type") != "string":
             before, after = map(literal, as_json)
             body = f"{rules.add(parsed(json.dumps({**shared, **value})))} {after}"
         elif "enum" in value or "const" in value:
@@ -128,9 +129,19 @@ def _parameters(
             regex = f"{_ANY[:-1]}{escaped}/"
             name_of = texts.setdefault(regex, f"raw{len(texts)}")
             body = f"{name_of} {token}{rest}"
-        piece = f"{before} {body}"
-        written.append(piece if name in schema.get("required", ()) else f"({piece})?")
-    return " ".join(written)
+        written.append((f"{before} {body}", name in schema.get("required", ())))
+    if not call["separator"]:
+        return " ".join(body if required else f"({body})?" for body, required in written)
+    separator = literal(call["separator"])
+    first = behind = ""  # what may stand where nothing was written, and where something was
+    for body, required in reversed(written):
+        begun = f"{body} {behind}"
+        if required:
+            first, behind = begun, f"{separator} {begun}"
+        else:
+            first = f"({begun} | {first})" if first else f"({begun})?"
+            behind = f"({separator} {body})? {behind}"
+    return first
 
 
 def _try(compiled: str) -> str | None:

@@ -118,8 +118,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals[_TICK] = self.tick
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Some templates append to lists; all lists belong to this one rendering."""
-        return (type(obj) is list and attr == "append") or super().is_safe_attribute(
+        """Some templates change lists, all of which belong to this one rendering."""
+        return (type(obj) is list and attr in ("append", "pop")) or super().is_safe_attribute(
             obj, attr, value
         )
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .definitions import ToolRequest
@@ -112,6 +112,22 @@ def with_text_arguments(messages: Sequence[Message]) -> list[Message]:
             ]
             calls = [{**call, "function": of} for call, of in zip(calls, written, strict=True)]
             message = {**message, "tool_calls": calls}
+        found.append(message)
+    return found
+
+
+def with_written_calls(
+    messages: Sequence[Message], written: Callable[[Sequence[Message]], str]
+) -> list[Message]:
+    """(Checked) messages whose calls are part of their texts, for templates that know none.
+
+    written: calls as the model writes them.
+    """
+    found = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            kept = {key: value for key, value in message.items() if key != "tool_calls"}
+            message = {**kept, "content": message["content"] + written(calls)}
         found.append(message)
     return found
 

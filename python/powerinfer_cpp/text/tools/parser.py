@@ -15,6 +15,7 @@ from .events import CallArguments, CallBegin, CallEnd, Content, Event
 from .loose import LooseCall
 from .reader import SPACE, CallReader, Step
 from .styles import Style
+from .tags import TagCall
 
 _MARKS = ("[ARGS]", "[CALL_ID]")
 
@@ -54,7 +55,7 @@ class ToolParser:
         self._index = 0
         self._tail = ""  # the last characters of a block
         self._n_opening = 0  # characters of a block before its calls
-        self._reader: CallReader | None = None
+        self._reader: CallReader | TagCall | None = None
         self._at: Callable[[str], None] = self._in_text
         first = re.escape(style.opening[0])
         self._plain = re.compile(rf"[^\s{first}{{;`]+")  # text that begins nothing
@@ -93,8 +94,6 @@ class ToolParser:
             self._end_call(self._reader.complete)
         elif self._loose is not None and self._loose.whole:
             self._take([self._loose.call])
-        elif self._at == self._in_block and self._style.unclosed and self._read_block():
-            pass
         elif self._at != self._after_call:
             if self._raw:
                 self._add("".join(self._raw))
@@ -158,7 +157,7 @@ class ToolParser:
             self._match = candidate
             if candidate == self._style.opening:
                 self._raw, self._match = [self._taken_space(), candidate], ""
-                self._at = self._in_block if self._style.read else self._after_opening
+                self._at = self._in_block if self._style.read else self._before_call
                 self._n_opening = sum(map(len, self._raw))
                 self._tail = ""
             return
@@ -212,26 +211,19 @@ class ToolParser:
             self._take(found)
         return bool(found)
 
-    def _after_opening(self, char: str) -> None:
-        if char == "{":
-            self._read(CallReader(self._names), char)
-        elif char in SPACE:
+    def _before_call(self, char: str) -> None:
+        """Behind the marker, or in a list, where a call begins."""
+        style = self._style
+        if char in SPACE:
             self._raw.append(char)
-        elif self._style.closing or self._style.bare:
-            self._no_call(char)
-        elif char == "[":
+        elif char == "{" or style.tags and (self._listed or not style.listed):
+            self._read(style.reader(self._tools), char)
+        elif not self._listed and char == "[" and (style.listed or style.named):
             self._raw.append(char)
-            self._listed, self._at = True, self._before_item
-        else:
+            self._listed = True
+        elif not self._listed and style.named:
             self._name, self._at = "", self._in_name
             self._in_name(char)
-
-    def _before_item(self, char: str) -> None:
-        """In a list of calls, where the next one begins."""
-        if char == "{":
-            self._read(CallReader(self._names), char)
-        elif char in SPACE:
-            self._raw.append(char)
         else:
             self._no_call(char)
 
@@ -282,7 +274,7 @@ class ToolParser:
             self._raw.append(char)
         if reader.begun and not begun:
             self._settle()
-            self._events.append(CallBegin(self._index, self._new_id(), reader.name))
+            self._events.append(CallBegin(self._index, reader.id or self._new_id(), reader.name))
         self._pieces += reader.pieces
         reader.pieces.clear()
         if step is Step.MORE:
@@ -302,16 +294,24 @@ class ToolParser:
 
     def _after_call(self, char: str) -> None:
         closing = "]" if self._listed else self._style.closing
+        lead = "" if self._listed else self._style.lead  # of a call behind another
         candidate = self._match + char
-        if closing.startswith(candidate):
+        if candidate == closing:
+            self._match = self._space = ""
+            if not self._listed or not self._style.closing:
+                self._at = self._in_text
+            self._listed = False
+        elif candidate == lead:
+            self._raw, self._match = [self._taken_space()], ""
+            self._at = self._before_call
+            for taken in candidate:
+                self._at(taken)
+        elif closing.startswith(candidate) or lead.startswith(candidate):
             self._match = candidate
-            if candidate == closing:
-                self._match = self._space = ""
-                self._listed, self._at = False, self._in_text
         elif not self._match and char.isspace():
             self._space += char
         elif self._listed and char == ",":
-            self._raw, self._at = [self._taken_space(), char], self._before_item
+            self._raw, self._at = [self._taken_space(), char], self._before_call
         else:  # not closed: what was taken for its beginning may begin another call
             self._match, self._listed, self._at = "", False, self._in_text
             for taken in candidate:
@@ -319,7 +319,7 @@ class ToolParser:
 
     # ---- Changes of state ----
 
-    def _read(self, reader: CallReader, char: str) -> None:
+    def _read(self, reader: CallReader | TagCall, char: str) -> None:
         self._reader, self._at = reader, self._in_call
         self._in_call(char)
 

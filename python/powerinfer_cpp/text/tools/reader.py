@@ -13,7 +13,8 @@ MAX_DEPTH = 64  # of arguments; deeper ones would exhaust the stack of whoever p
 
 SPACE = " \t\r\n"
 _ARGUMENTS = ("arguments", "parameters")
-_KNOWN = (*_ARGUMENTS, "name", "type", "id", "description")
+_NAMES = ("name", "tool_name")
+_KNOWN = (*_ARGUMENTS, *_NAMES, "type", "id", "tool_call_id", "description")
 _CLOSING = {"{": "}", "[": "]"}
 
 
@@ -107,6 +108,8 @@ class CallReader:
     of arguments; whoever takes it empties it.
     """
 
+    id: str | None = None  # of the model's own, which nobody wants back
+
     def __init__(self, names: Set[str], strict: bool = False, name: str | None = None):
         self.name = name
         self.begun = False  # it is certain that this is a call
@@ -185,7 +188,7 @@ class CallReader:
             return self.complete
         if self.begun:
             return True
-        if self._key == "name":
+        if self._key in _NAMES:
             try:
                 name = parsed(text)
             except ValueError:

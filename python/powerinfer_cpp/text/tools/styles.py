@@ -5,23 +5,27 @@
 - llama-3: `{"name": ..., "parameters": {...}}`, sometimes behind `<|python_tag|>`
 - mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, and since 2025 (mistral-args)
   `[TOOL_CALLS]name[ARGS]{...}`
-- those that are read as a whole (blocks.py): XML of Qwen3-Coder, MiniMax, Seed and DeepSeek V3.2,
-  pairs of GLM, JSON behind a name of DeepSeek and Kimi, lists of Nemotron, Cohere and Apertus,
-  Python of LFM2, Gemma 4's own
+- lists of such objects between markers: Nemotron, Cohere, Apriel, Granite 3, MiniMax M1
+- in tags (tags.py): XML of Qwen3-Coder, MiniMax, Seed and DeepSeek V3.2, pairs of GLM, JSON behind
+  a name of DeepSeek and Kimi
+- read as a whole (blocks.py): Python of LFM2 and SmolLM3, Gemma 4's own
 - harmony, of gpt-oss, whose whole answer has a parser of its own (harmony.py)
 """
 
 import json
+import keyword
 import re
 import secrets
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from . import blocks
 from .definitions import Tool, ToolRequest
 from .history import in_channels, one_by_one, with_short_ids, without_empty_texts
+from .reader import CallReader
+from .tags import TagCall
 
 MAX_FORCED = 8  # calls in an answer that must call: a weak model would never stop by itself
 
@@ -41,79 +45,143 @@ def _short_id() -> str:
 class Style:
     """A way of writing calls.
 
-    opening: stands before a call or before a list of calls. closing: may follow a call. control:
-    texts that may be control tokens of the model; they must show in the text that is parsed.
-    bare: a call may begin without `opening`, where the answer begins. read: reads the calls between
-    `opening` and `closing`, when all of their text is there; None: a call streams. unclosed: the
-    answer may end without `closing`. key: name of the arguments.
-    before, between, after: what a forced answer has around its calls, behind `begin`, with which
-    the prompt ends then. argument: how a forced call writes a parameter, by its name and whether it
-    is a raw text: texts before and after the value; None: the arguments are JSON.
+    opening: stands before a call or before a list of calls. closing: may follow. call: texts before
+    and after the arguments of a call, with {name}, and {id} of the form `id`. control: texts that
+    may be control tokens of the model; they must show in the text that is parsed.
+    between: what stands between two calls; None: a forced answer has one. before: between `opening`
+    and the first call.
+    tags: a call is read as `call` says, else it is a JSON object. read: reads the calls between
+    `opening` and `closing`, when all of their text is there; None: a call streams. listed: calls
+    are items of a JSON list. named: a name may stand before [ARGS] and the arguments. bare: a call
+    may begin without `opening`, where the answer begins.
+    argument: texts before and after the value of a parameter, with {key}, and {text}, which says
+    whether it is a raw text; None: the arguments are JSON. quotes: around a raw text; None: texts
+    are JSON as well. separator: between parameters. padded: line breaks next to the tags of a value
+    are part of it.
     """
 
     name: str
     opening: str
+    closing: str
+    call: tuple[str, str]
     control: tuple[str, ...]
-    # Texts before and after the arguments; None: a forced call is written in the style of Hermes.
-    call: Callable[[Tool], tuple[str, str]] | None = None
-    closing: str = ""
-    read: blocks.Reader | None = None
-    unclosed: bool = False
-    argument: Callable[[str, bool], tuple[str, str]] | None = None
-    bare: bool = False
-    begin: str = ""
+    between: str | None = None
     before: str = ""
-    between: str | None = None  # None: a forced answer has one call
-    after: str = ""
+    tags: bool = False
+    read: blocks.Reader | None = None
+    listed: bool = False
+    named: bool = False
+    bare: bool = False
+    argument: tuple[str, str] | None = None
+    quotes: tuple[str, str] | None = ("", "")
+    separator: str = ""
+    padded: bool = False
+    id: str = ""
     # What templates want of earlier messages (see chat.check_messages).
     history: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = list
     new_id: Callable[[], str] = _long_id
 
+    @property
+    def begin(self) -> str:
+        """What a prompt ends with if its answer must call."""
+        return "" if self.bare else self.opening
+
+    @property
+    def lead(self) -> str:
+        """With what another call begins behind one, without a marker; "": none does."""
+        if self.listed or not self.closing or not (self.tags or self.between == ""):
+            return ""
+        return re.split(r"[\s{]", self.call[0])[0] or "{"
+
+    def reader(self, tools: Mapping[str, Tool]) -> "CallReader | TagCall":
+        """What reads the next call."""
+        if self.tags:
+            return TagCall(self.call, self.argument, self.padded, tools)
+        return CallReader(tools.keys())
+
     def can_force(self, request: ToolRequest) -> bool:
         """Can a grammar hold calls to this style? Raw texts have no rules for their characters."""
-        if self.call is None or self.argument is None:
-            return self.call is not None
-        return all(_is_plain(tool.parameters) for tool in request.tools)
+        if self.argument is None:
+            return True
+        return all(_is_plain(tool.parameters, self.quotes) for tool in request.tools)
 
     def forced(self, request: ToolRequest) -> dict[str, Any]:
         """The answer that must call a tool, for LlamaGrammar.from_tool_calls."""
-        assert self.call is not None
         calls = []
         for tool in request.tools:
             if tool.name in request.names:
-                begin, end = self.call(tool)
+                begin, end = self._around(tool.name, 0)
                 call = {"begin": begin, "schema": tool.parameters, "end": end}
                 if self.argument is not None:
                     properties = tool.parameters.get("properties") or {}
-                    call["arguments"] = {
-                        name: [self.argument(name, raw) for raw in (False, True)]
-                        for name in properties
-                    }
+                    call["arguments"] = {name: self._values(name) for name in properties}
+                    call["separator"] = self.separator
                 calls.append(call)
         several = request.parallel and self.between is not None
         return {
-            "before": self.before,
+            "before": self.before + ("[" if self.listed else ""),
             "calls": calls,
             "between": self.between if several else "",
             "most": MAX_FORCED if several else 1,
-            "after": self.after,
+            "after": ("]" if self.listed else "") + self.closing,
         }
 
+    def written(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """(Checked) calls as the model writes them."""
+        texts = []
+        for i, call in enumerate(calls):
+            begin, end = self._around(call["function"]["name"], i, call.get("id"))
+            texts.append(f"{begin}{self._arguments(call['function']['arguments'])}{end}")
+        asked = self.before + ("[" if self.listed else "") + (self.between or "").join(texts)
+        return self.begin + asked + ("]" if self.listed else "") + self.closing
 
-def _is_plain(schema: Mapping[str, Any]) -> bool:
+    def _around(self, name: str, i: int, known: str | None = None) -> tuple[str, str]:
+        made = self.id.replace("{name}", name).replace("{n}", str(i)) or known or _long_id()
+        begin, end = self.call
+        return begin.replace("{name}", name).replace("{id}", made), end
+
+    def _values(self, key: str) -> list[tuple[str, str] | None]:
+        """What stands around the value of a parameter: around JSON, and around a raw text."""
+        assert self.argument is not None
+        begin, end = self.argument[0].replace("{key}", key), self.argument[1]
+        raw = None
+        if self.quotes is not None:
+            raw = begin.replace("{text}", "true") + self.quotes[0], self.quotes[1] + end
+        return [(begin.replace("{text}", "false"), end), raw]
+
+    def _arguments(self, arguments: Mapping[str, Any]) -> str:
+        if self.argument is None:
+            return json.dumps(arguments, ensure_ascii=False)
+        found = []
+        for key, value in arguments.items():
+            as_json, as_text = self._values(key)
+            raw = as_text is not None and isinstance(value, str)
+            text = value if raw else json.dumps(value, ensure_ascii=False)
+            begin, end = as_text if raw else as_json
+            found.append(f"{begin}{text}{end}")
+        return self.separator.join(found)
+
+
+def _is_plain(schema: Mapping[str, Any], quotes: tuple[str, str] | None) -> bool:
     """Is a schema of parameters a list of properties, with strings of any characters or a choice of
-    them?"""
-    if not set(schema) <= _KEYS_OF_OBJECTS:
+    them? quotes: as in Style."""
+    properties = schema.get("properties") or {}
+    if not set(schema) <= _KEYS_OF_OBJECTS or not isinstance(properties, Mapping):
         return False
-    for value in (schema.get("properties") or {}).values():
-        if not isinstance(value, Mapping):
+    for key, value in properties.items():
+        if not isinstance(value, Mapping) or not re.fullmatch(r"[\w.-]+", key):
             return False
+        if quotes is None:  # Python's names
+            if not key.isidentifier() or keyword.iskeyword(key):
+                return False
+            continue
         if value.get("type") == "string" and not set(value) <= _KEYS_OF_STRINGS:
             return False
         choices = value.get("enum", [value.get("const", "")])
-        if value.get("type") == "string" and not all(
-            isinstance(c, str) and "<" not in c for c in choices
-        ):
+        plain = isinstance(choices, list) and all(
+            isinstance(choice, str) and "<" not in choice for choice in choices
+        )
+        if value.get("type") == "string" and not plain:
             return False
     return True
 
@@ -129,129 +197,141 @@ _KEYS_OF_OBJECTS = _NOTES | {
 _KEYS_OF_STRINGS = _NOTES | {"enum", "const"}
 
 
-def _with_key(key: str, begin: str = "", end: str = "") -> Callable[[Tool], tuple[str, str]]:
-    def call(tool: Tool) -> tuple[str, str]:
-        return f'{begin}{{"name": {json.dumps(tool.name)}, "{key}": ', f"}}{end}"
-
-    return call
+def _object(key: str = "arguments", name: str = "name") -> tuple[str, str]:
+    """A call as a JSON object."""
+    return f'{{"{name}": "{{name}}", "{key}": ', "}"
 
 
-HERMES = Style(
-    name="hermes",
-    opening="<tool_call>",
-    closing="</tool_call>",
-    control=("<tool_call>", "</tool_call>"),
-    call=_with_key("arguments", "\n", "\n</tool_call>"),
-    begin="<tool_call>",
-    between="\n<tool_call>",
-)
+def _listed(name: str, opening: str, closing: str, call: tuple[str, str] = _object()) -> Style:
+    """A JSON list between markers."""
+    return Style(name, opening, closing, call, (opening, closing), between=", ", listed=True)
+
+
+def _wrapped(opening: str, closing: str) -> dict[str, Any]:
+    """What a style has whose calls stand each between markers, on lines of their own."""
+    return {
+        "opening": opening,
+        "closing": closing,
+        "control": (opening, closing),
+        "before": "\n",
+        "between": f"{closing}\n{opening}\n",
+    }
+
+
+def _section(opening: str, closing: str, *control: str) -> dict[str, Any]:
+    """What a style has whose calls stand together between markers."""
+    return {
+        "opening": opening,
+        "closing": closing,
+        "control": (opening, closing, *control),
+        "between": "",
+        "tags": True,
+    }
+
+
+HERMES = Style("hermes", **_wrapped("<tool_call>", "</tool_call>"), call=(_object()[0], "}\n"))
 LLAMA_3 = Style(
     name="llama-3",
     opening="<|python_tag|>",
+    closing="",
+    call=_object("parameters"),
     control=("<|python_tag|>",),
-    call=_with_key("parameters"),
     bare=True,
     history=one_by_one,
 )
-MISTRAL = Style(
-    name="mistral",
-    opening="[TOOL_CALLS]",
-    control=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    call=_with_key("arguments"),
-    begin="[TOOL_CALLS]",
-    before="[",
-    between=", ",
-    after="]",
-    history=with_short_ids,
-    new_id=_short_id,
+_MISTRAL: dict[str, Any] = {
+    "opening": "[TOOL_CALLS]",
+    "closing": "",
+    "control": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    "named": True,
+    "history": with_short_ids,
+    "new_id": _short_id,
+}
+MISTRAL = Style("mistral", **_MISTRAL, call=_object(), between=", ", listed=True)
+MISTRAL_ARGS = Style("mistral-args", **_MISTRAL, call=("{name}[ARGS]", ""), between="[TOOL_CALLS]")
+NEMOTRON = _listed("nemotron", "<TOOLCALL>", "</TOOLCALL>")
+COHERE = _listed(
+    "cohere",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    ('{"tool_call_id": "{id}", "tool_name": "{name}", "parameters": ', "}"),
 )
-MISTRAL_ARGS = Style(
-    name="mistral-args",
-    opening="[TOOL_CALLS]",
-    control=MISTRAL.control,
-    call=lambda tool: (f"{tool.name}[ARGS]", ""),
-    begin="[TOOL_CALLS]",
-    between="[TOOL_CALLS]",
-    history=with_short_ids,
-    new_id=_short_id,
+APRIEL = _listed("apriel", "<tool_calls>", "</tool_calls>")
+GRANITE_3 = _listed("granite-3", "<|tool_call|>", "")
+MINIMAX_1 = Style(
+    "minimax-1",
+    "<tool_calls>",
+    "</tool_calls>",
+    (_object()[0], "}\n"),
+    ("<tool_calls>", "</tool_calls>"),
+    before="\n",
+    between="",
 )
 
-
-def _around(before: str, between: str, after: str) -> Callable[[str, bool], tuple[str, str]]:
-    """Parameters whose names stand before `between`, and values before `after`."""
-    return lambda name, _raw: (f"{before}{name}{between}", after)
-
-
+_FUNCTION = "<function={name}>\n", "</function>\n"
 QWEN_CODER = Style(
-    name="qwen-coder",
-    opening="<tool_call>",
-    closing="</tool_call>",
-    control=HERMES.control,
-    read=blocks.tagged,
-    unclosed=True,
-    call=lambda tool: (f"\n<function={tool.name}>\n", "</function>\n</tool_call>"),
-    argument=_around("<parameter=", ">\n", "\n</parameter>\n"),
-    begin="<tool_call>",
-    between="\n<tool_call>",
+    "qwen-coder",
+    **_wrapped("<tool_call>", "</tool_call>"),
+    call=_FUNCTION,
+    argument=("<parameter={key}>\n", "\n</parameter>\n"),
+    tags=True,
 )
 SEED = Style(
-    name="seed",
-    opening="<seed:tool_call>",
-    closing="</seed:tool_call>",
-    control=("<seed:tool_call>", "</seed:tool_call>"),
-    read=blocks.tagged,
-    unclosed=True,
-    call=lambda tool: (f"\n<function={tool.name}>\n", "</function>\n</seed:tool_call>"),
-    argument=_around("<parameter=", ">", "</parameter>\n"),
-    begin="<seed:tool_call>",
-    between="\n<seed:tool_call>",
+    "seed",
+    **_wrapped("<seed:tool_call>", "</seed:tool_call>"),
+    call=_FUNCTION,
+    argument=("<parameter={key}>", "</parameter>\n"),
+    tags=True,
 )
 GLM = Style(
     name="glm",
     opening="<tool_call>",
-    closing="</tool_call>",
+    closing="",
+    call=("{name}\n", "</tool_call>"),
     control=(*HERMES.control, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    read=blocks.paired,
-    call=lambda tool: (f"{tool.name}\n", "</tool_call>"),
-    argument=_around("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
-    begin="<tool_call>",
+    argument=("<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n"),
     between="\n<tool_call>",
+    tags=True,
+    padded=True,
 )
-MINIMAX = Style(
-    name="minimax",
-    opening="<minimax:tool_call>",
-    closing="</minimax:tool_call>",
-    control=("<minimax:tool_call>", "</minimax:tool_call>"),
-    read=blocks.tagged,
-    unclosed=True,
-    call=lambda tool: (f'<invoke name="{tool.name}">\n', "</invoke>\n"),
-    argument=lambda name, _raw: (f'<parameter name="{name}">', "</parameter>\n"),
-    begin="<minimax:tool_call>",
+HUNYUAN = Style(
+    "hunyuan",
+    **_section(
+        *("<tool_calls:opensource>", "</tool_calls:opensource>"),
+        *("<tool_call:opensource>", "</tool_call:opensource>", "<tool_sep:opensource>"),
+        *("<arg_key:opensource>", "</arg_key:opensource>"),
+        *("<arg_value:opensource>", "</arg_value:opensource>"),
+    ),
+    call=("<tool_call:opensource>{name}<tool_sep:opensource>\n", "</tool_call:opensource>\n"),
+    argument=(
+        "<arg_key:opensource>{key}</arg_key:opensource>\n<arg_value:opensource>",
+        "</arg_value:opensource>\n",
+    ),
     before="\n",
-    between="",
-    after="</minimax:tool_call>",
+    padded=True,
 )
+
+
+def _invoked(name: str, prefix: str, opening: str, closing: str, told: str = "") -> Style:
+    """Functions that are invoked, with named parameters, in tags with a prefix."""
+    return Style(
+        name,
+        **_section(opening, closing),
+        call=(f'<{prefix}invoke name="{{name}}">\n', f"</{prefix}invoke>\n"),
+        argument=(f'<{prefix}parameter name="{{key}}"{told}>', f"</{prefix}parameter>\n"),
+        before="\n",
+    )
+
+
+MINIMAX = _invoked("minimax", "", "<minimax:tool_call>", "</minimax:tool_call>")
+ATEM = _invoked("atem", "atem:", "<atem:function_calls>", "</atem:function_calls>")
 _DSML = "\uff5cDSML\uff5c"
 
 
 def _dsml(section: str) -> Style:
-    return Style(
-        name=f"dsml-{section}",
-        opening=f"<{_DSML}{section}>",
-        closing=f"</{_DSML}{section}>",
-        control=(_DSML,),
-        read=blocks.tagged,
-        unclosed=True,
-        call=lambda tool: (f'<{_DSML}invoke name="{tool.name}">\n', f"</{_DSML}invoke>\n"),
-        argument=lambda name, raw: (
-            f'<{_DSML}parameter name="{name}" string="{str(raw).lower()}">',
-            f"</{_DSML}parameter>\n",
-        ),
-        begin=f"<{_DSML}{section}>",
-        before="\n",
-        between="",
-        after=f"</{_DSML}{section}>",
-    )
+    opening, closing = f"<{_DSML}{section}>", f"</{_DSML}{section}>"
+    style = _invoked(f"dsml-{section}", _DSML, opening, closing, ' string="{text}"')
+    return replace(style, control=(_DSML,))
 
 
 DSML = _dsml("function_calls")  # of DeepSeek V3.2
@@ -266,226 +346,107 @@ _CALLS, _CALLS_END = _deepseek("calls\u2581begin"), _deepseek("calls\u2581end")
 _CALL, _CALL_END = _deepseek("call\u2581begin"), _deepseek("call\u2581end")
 _SEP = _deepseek("sep")
 DEEPSEEK = Style(
-    name="deepseek",
-    opening=_CALLS,
-    closing=_CALLS_END,
-    control=(_CALLS, _CALLS_END, _CALL, _CALL_END, _SEP),
-    read=blocks.separated(rf"{_CALL}(?P<name>[^\s<]+){_SEP}(?P<arguments>\{{.*?\}})\s*{_CALL_END}"),
-    unclosed=True,
-    call=lambda tool: (f"{_CALL}{tool.name}{_SEP}", _CALL_END),
-    begin=_CALLS,
-    between="",
-    after=_CALLS_END,
+    "deepseek",
+    **_section(_CALLS, _CALLS_END, _CALL, _CALL_END, _SEP),
+    call=(f"{_CALL}{{name}}{_SEP}", _CALL_END),
 )
 DEEPSEEK_R1 = Style(
-    name="deepseek-r1",
-    opening=_CALLS,
-    closing=_CALLS_END,
-    control=DEEPSEEK.control,
-    read=blocks.separated(
-        rf"{_CALL}function{_SEP}(?P<name>[^\s<]+)\s*```json\s*(?P<arguments>\{{.*?\}})\s*```\s*"
-        f"{_CALL_END}"
-    ),
-    unclosed=True,
-    call=lambda tool: (
-        f"{_CALL}function{_SEP}{tool.name}\n```json\n",
-        f"\n```{_CALL_END}",
-    ),
-    begin=_CALLS,
-    between="\n",
-    after=_CALLS_END,
+    "deepseek-r1",
+    **{**_section(*DEEPSEEK.control), "between": "\n"},
+    call=(f"{_CALL}function{_SEP}{{name}}\n```json\n", f"\n```{_CALL_END}"),
     history=without_empty_texts,
 )
 KIMI = Style(
-    name="kimi",
-    opening="<|tool_calls_section_begin|>",
-    closing="<|tool_calls_section_end|>",
-    control=(
-        "<|tool_calls_section_begin|>",
-        "<|tool_calls_section_end|>",
-        "<|tool_call_begin|>",
-        "<|tool_call_argument_begin|>",
-        "<|tool_call_end|>",
+    "kimi",
+    **_section(
+        *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     ),
-    read=blocks.separated(
-        r"<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[\w-]+):\d+)\s*"
-        r"<\|tool_call_argument_begin\|>\s*(?P<arguments>\{.*?\})\s*<\|tool_call_end\|>"
-    ),
-    unclosed=True,
-    call=lambda tool: (
-        f"<|tool_call_begin|>functions.{tool.name}:0<|tool_call_argument_begin|>",
-        "<|tool_call_end|>",
-    ),
-    begin="<|tool_calls_section_begin|>",
-    after="<|tool_calls_section_end|>",
-)
-LFM2 = Style(
-    name="lfm2",
-    opening="<|tool_call_start|>",
-    closing="<|tool_call_end|>",
-    control=("<|tool_call_start|>", "<|tool_call_end|>"),
-    read=blocks.python,
-)
-GEMMA_4 = Style(
-    name="gemma-4",
-    opening="<|tool_call>",
-    closing="<tool_call|>",
-    control=("<|tool_call>", "<tool_call|>", '<|"|>'),
-    read=blocks.unquoted,
-)
-
-
-def _list(name: str, opening: str, closing: str, unclosed: bool = True) -> Style:
-    """A JSON list between markers."""
-    return Style(
-        name=name,
-        opening=opening,
-        closing=closing,
-        control=(opening, closing),
-        read=blocks.listed,
-        unclosed=unclosed,
-        call=_with_key("arguments"),
-        begin=opening,
-        before="[",
-        between=", ",
-        after=f"]{closing}",
-    )
-
-
-NEMOTRON = _list("nemotron", "<TOOLCALL>", "</TOOLCALL>")
-COHERE = replace(
-    _list("cohere", "<|START_ACTION|>", "<|END_ACTION|>"),
-    call=lambda tool: (
-        f'{{"tool_call_id": "0", "tool_name": {json.dumps(tool.name)}, "parameters": ',
-        "}",
-    ),
-    between=None,
-)
-APERTUS = replace(
-    _list("apertus", "<|tools_prefix|>", "<|tools_suffix|>"),
-    call=lambda tool: (f"{{{json.dumps(tool.name)}: ", "}"),
-)
-APRIEL = _list("apriel", "<tool_calls>", "</tool_calls>")
-HUNYUAN = Style(
-    name="hunyuan",
-    opening="<tool_calls:opensource>",
-    closing="</tool_calls:opensource>",
-    control=(
-        *("<tool_calls:opensource>", "</tool_calls:opensource>"),
-        *("<tool_call:opensource>", "</tool_call:opensource>", "<tool_sep:opensource>"),
-        *("<arg_key:opensource>", "</arg_key:opensource>"),
-        *("<arg_value:opensource>", "</arg_value:opensource>"),
-    ),
-    read=blocks.paired,
-    call=lambda tool: (
-        f"<tool_call:opensource>{tool.name}<tool_sep:opensource>\n",
-        "</tool_call:opensource>\n",
-    ),
-    argument=_around(
-        "<arg_key:opensource>",
-        "</arg_key:opensource>\n<arg_value:opensource>",
-        "</arg_value:opensource>\n",
-    ),
-    begin="<tool_calls:opensource>",
-    before="\n",
-    between="",
-    after="</tool_calls:opensource>",
+    call=("<|tool_call_begin|>{id}<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    id="functions.{name}:{n}",
 )
 SOLAR = Style(
-    name="solar",
-    opening="<|tool_calls|>",
-    control=(
-        "<|tool_calls|>",
-        "<|tool_call:begin|>",
-        "<|tool_call:name|>",
-        "<|tool_call:args|>",
+    "solar",
+    **_section(
+        *("<|tool_calls|>", "<|calls|>", "<|tool_call:begin|>", "<|tool_call:name|>"),
+        *("<|tool_call:args|>", "<|tool_call:end|>"),
+    ),
+    call=(
+        "<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>",
         "<|tool_call:end|>",
     ),
-    closing="<|calls|>",
-    read=blocks.separated(
-        r"<\|tool_call:begin\|>(?P<id>[^<]*)<\|tool_call:name\|>(?P<name>[\w-]+)"
-        r"<\|tool_call:args\|>\s*(?P<arguments>\{.*?\})\s*<\|tool_call:end\|>"
-    ),
-    unclosed=True,
-    call=lambda tool: (
-        f"<|tool_call:begin|>{_long_id()}<|tool_call:name|>{tool.name}<|tool_call:args|>",
-        "<|tool_call:end|>",
-    ),
-    begin="<|tool_calls|>",
-    between="",
 )
-
-
-def _alone(name: str, opening: str, between: tuple[str, str]) -> Style:
-    """XML without anything around it."""
-    closing = "</function>"
-    return Style(
-        name=name,
-        opening=opening,
-        closing=closing,
-        control=(),
-        read=lambda text, tools: blocks.tagged(opening + text + closing, tools),
-        call=lambda tool: (f"{tool.name}{between[0]}", closing),
-        begin=opening,
-        between=opening,
-    )
-
-
-FUNCTIONARY = _alone("functionary", "<function=", (">", ""))
+APERTUS = replace(
+    _listed("apertus", "<|tools_prefix|>", "<|tools_suffix|>", ('{"{name}": ', "}")), tags=True
+)
+FUNCTIONARY = Style(
+    "functionary",
+    "<function=",
+    "",
+    ("{name}>", "</function>"),
+    (),
+    between="<function=",
+    tags=True,
+)
 MINICPM = replace(
-    _alone("minicpm", '<function name="', ('">', "")),
-    argument=lambda name, _raw: (f'<param name="{name}">', "</param>"),
+    FUNCTIONARY,
+    name="minicpm",
+    opening='<function name="',
+    call=('{name}">', "</function>"),
+    between='<function name="',
+    argument=('<param name="{key}">', "</param>"),
 )
-ATEM = Style(
-    name="atem",
-    opening="<atem:function_calls>",
-    closing="</atem:function_calls>",
-    control=("<atem:function_calls>", "</atem:function_calls>"),
-    read=blocks.tagged,
-    unclosed=True,
-    call=lambda tool: (f'<atem:invoke name="{tool.name}">\n', "</atem:invoke>\n"),
-    argument=lambda name, _raw: (f'<atem:parameter name="{name}">', "</atem:parameter>\n"),
-    begin="<atem:function_calls>",
-    before="\n",
-    between="",
-    after="</atem:function_calls>",
+
+LFM2 = Style(
+    "lfm2",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    ("{name}(", ")"),
+    ("<|tool_call_start|>", "<|tool_call_end|>"),
+    read=blocks.python,
+    listed=True,
+    between=", ",
+    argument=("{key}=", ""),
+    quotes=None,
+    separator=", ",
+)
+SMOLLM = replace(
+    LFM2,
+    name="smollm-python",
+    opening="<code>",
+    closing="</code>",
+    control=("<code>", "</code>"),
+    listed=False,
+    between="\n",
+)
+GEMMA_4 = Style(
+    "gemma-4",
+    "<|tool_call>",
+    "<tool_call|>",
+    ("call:{name}{", "}"),
+    ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    read=blocks.unquoted,
+    between="<tool_call|><|tool_call>",
+    argument=("{key}:", ""),
+    quotes=('<|"|>', '<|"|>'),
+    separator=",",
 )
 HARMONY = Style(
     name="harmony",
     opening="<|channel|>commentary to=functions.",
+    closing="",
+    call=("{name} <|constrain|>json<|message|>", ""),
     control=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"),
-    call=lambda tool: (f"{tool.name} <|constrain|>json<|message|>", ""),
-    begin="<|channel|>commentary to=functions.",
     history=in_channels,
 )
 STYLES = {
     style.name: style
     for style in (
-        HERMES,
-        LLAMA_3,
-        MISTRAL,
-        MISTRAL_ARGS,
-        QWEN_CODER,
-        SEED,
-        GLM,
-        MINIMAX,
-        DSML,
-        DSML_4,
-        DEEPSEEK,
-        DEEPSEEK_R1,
-        KIMI,
-        LFM2,
-        GEMMA_4,
-        NEMOTRON,
-        COHERE,
-        APERTUS,
-        APRIEL,
-        HUNYUAN,
-        SOLAR,
-        FUNCTIONARY,
-        MINICPM,
-        ATEM,
-        HARMONY,
+        *(HERMES, LLAMA_3, MISTRAL, MISTRAL_ARGS),
+        *(NEMOTRON, COHERE, APRIEL, GRANITE_3, MINIMAX_1),
+        *(QWEN_CODER, SEED, GLM, HUNYUAN, MINIMAX, ATEM, DSML, DSML_4),
+        *(DEEPSEEK, DEEPSEEK_R1, KIMI, SOLAR, APERTUS, FUNCTIONARY, MINICPM),
+        *(LFM2, SMOLLM, GEMMA_4, HARMONY),
     )
 }
 
@@ -500,11 +461,15 @@ _MARKS: tuple[tuple[Style, tuple[str, ...]], ...] = (
     (DEEPSEEK, (_CALLS,)),
     (KIMI, (KIMI.opening,)),
     (LFM2, (LFM2.opening,)),
+    (LFM2, ("List of tools: [",)),
+    (LFM2, ("<|tool_list_start|>",)),
     (GEMMA_4, (GEMMA_4.opening, "call:")),
     (NEMOTRON, (NEMOTRON.opening,)),
     (COHERE, (COHERE.opening,)),
     (APERTUS, (APERTUS.opening,)),
     (APRIEL, ("<tool_calls>[",)),
+    (MINIMAX_1, ("<tool_calls>", "</tool_calls>")),
+    (GRANITE_3, (GRANITE_3.opening,)),
     (HUNYUAN, ("<tool_calls{}>",)),
     (HUNYUAN, (HUNYUAN.opening,)),
     (SOLAR, (SOLAR.opening, "<|tool_call:begin|>")),
@@ -528,6 +493,8 @@ def style_of(template: str) -> Style | None:
     if "<tool_call>" in template:
         # Others have something else inside the marker, which is not read here.
         return HERMES if re.search(r'"name\\?"', template) else None
+    if "<code>" in template:
+        return SMOLLM
     if "[TOOL_CALLS]" in template:
         return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
     if "<|python_tag|>" in template:

@@ -1,0 +1,247 @@
+"""Calls in tags, read as they are written: a head with the name, arguments in tags of their own or
+as a JSON object, and an end."""
+
+import ast
+import functools
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .definitions import Tool
+from .events import unfinished
+from .reader import SPACE, CallReader, Step, is_object
+
+_MOST_HOLE = 256  # characters of a name or key
+_HOLE = re.compile(r"(\{(?:name|key|id|text)\}|\s+)")
+_ID = re.compile(r"(?:functions\.)?([\w-]+):\d+")  # an id that holds the name
+_CDATA = "<![CDATA["
+_WORDS = {"True": True, "False": False, "None": None}
+
+
+@functools.cache
+def _parts(text: str) -> tuple[tuple[str, str], ...]:
+    """Pairs of a hole and the characters that end it, or of "" and a text."""
+    texts = [part for part in _HOLE.split(text) if part]
+    found = []
+    for i, part in enumerate(texts):
+        if not _HOLE.fullmatch(part) or part.isspace():
+            found.append(("", part))
+            continue
+        after = texts[i + 1 : i + 3]
+        spaced = not after or after[0].isspace()
+        first = "".join(following[0] for following in after[spaced : spaced + 1])
+        found.append((part[1:-1], (SPACE if spaced else "") + (first or "<{")))
+    return tuple(found)
+
+
+class Pattern:
+    """Matches a text with holes, such as <parameter={key}>, character by character. White space
+    stands for any, or none. found: what the holes have."""
+
+    def __init__(self, text: str):
+        self.found: dict[str, str] = {}
+        self._parts = _parts(text.strip())
+        self._at = self._n = 0  # a part, and how many of its characters were read
+
+    @property
+    def fresh(self) -> bool:
+        """Was nothing read?"""
+        return not (self._at or self._n or self.found)
+
+    def push(self, char: str) -> Step:
+        """MORE, END, PAST or REFUSED."""
+        while self._at < len(self._parts):
+            hole, text = self._parts[self._at]
+            if hole and char not in text:
+                found = self.found.get(hole, "") + char
+                self.found[hole] = found
+                return Step.MORE if len(found) <= _MOST_HOLE else Step.REFUSED
+            if hole and not self.found.get(hole):
+                return Step.MORE if char in SPACE else Step.REFUSED
+            if not hole and not text.isspace():
+                if char != text[self._n]:
+                    return Step.REFUSED
+                self._n += 1
+                if self._n == len(text):
+                    self._at, self._n = self._at + 1, 0
+                return Step.MORE if self._at < len(self._parts) else Step.END
+            if not hole and char.isspace():
+                return Step.MORE
+            self._at += 1
+        return Step.PAST
+
+
+class TagCall:
+    """Reads a call between the markers of a style, as CallReader reads one in JSON.
+
+    call, argument: texts before and after the arguments and around a value, as a style has them.
+    padded: line breaks next to the tags of a value are part of it.
+    """
+
+    def __init__(
+        self,
+        call: tuple[str, str],
+        argument: tuple[str, str] | None,
+        padded: bool,
+        tools: Mapping[str, Tool],
+    ):
+        self.name: str | None = None
+        self.id: str | None = None  # the model's own
+        self.begun = self.complete = False
+        self.pieces: list[str] = []
+        self._end, self._argument, self._padded, self._tools = call[1], argument, padded, tools
+        self._closing = argument[1].strip() if argument else ""
+        self._head = Pattern(call[0])
+        self._marks: list[Pattern] = []  # what may come next, while it is read
+        self._object: CallReader | None = None
+        self._ended = False  # nothing but the end may follow
+        self._written: list[str] = []  # all pieces
+        self._key, self._text = "", False  # of a value; it is a raw text
+        self._held = ""  # of a value
+        self._fresh = False  # nothing of a text was passed on
+        self._at = self._in_head
+
+    def push(self, char: str) -> Step:
+        """MORE, END (of the call), WRONG or REFUSED."""
+        return self._at(char)
+
+    def _add(self, text: str) -> None:
+        self.pieces.append(text)
+        self._written.append(text)
+
+    def _in_head(self, char: str) -> Step:
+        if self._head.fresh and char.isspace():
+            return Step.MORE
+        step = self._head.push(char)
+        if step in (Step.MORE, Step.REFUSED):
+            return step
+        found = {hole: text.strip() for hole, text in self._head.found.items()}
+        self.id = found.get("id")
+        own = _ID.fullmatch(self.id or "")
+        self.name = found.get("name") or (own[1] if own else None)
+        if self.name not in self._tools:
+            return Step.WRONG if step is Step.END else Step.REFUSED
+        self.begun, self._at = True, self._among
+        return Step.MORE if step is Step.END else self._among(char)
+
+    def _among(self, char: str) -> Step:
+        """Between the arguments."""
+        if not self._marks:
+            if char.isspace():
+                return Step.MORE
+            if char == "{" and not self._written:
+                self._object, self._at = CallReader({self.name}, name=self.name), self._in_object
+                return self._in_object(char)
+            wanted = [self._end]
+            if self._argument is not None and not self._ended:
+                wanted.append(self._argument[0])
+            self._marks = [Pattern(text) for text in wanted]
+        steps = [(mark, mark.push(char)) for mark in self._marks]
+        self._marks = [mark for mark, step in steps if step is Step.MORE]
+        for mark, step in steps:
+            if step is Step.END:
+                self._marks = []
+                return self._begin_value(mark.found) if mark.found else self._close()
+        return Step.MORE if self._marks else Step.REFUSED
+
+    def _close(self) -> Step:
+        if not self._ended:
+            self._add("}" if self._written else "{}")
+        self.complete = is_object("".join(self._written))
+        return Step.END
+
+    def _in_object(self, char: str) -> Step:
+        step = self._object.push(char)
+        for piece in self._object.pieces:
+            self._add(piece)
+        self._object.pieces.clear()
+        if step is Step.END and self._object.complete:
+            self._ended, self._at = True, self._among
+            return Step.MORE
+        return step
+
+    def _begin_value(self, found: Mapping[str, str]) -> Step:
+        self._key = found["key"].strip()
+        told = found.get("text")
+        schema = _schema(self._tools[self.name], self._key)
+        kinds = schema.get("type")
+        self._text = told == "true" or (told is None and kinds in ("string", ["string"]))
+        self._held, self._fresh, self._at = "", True, self._in_value
+        return Step.MORE
+
+    def _in_value(self, char: str) -> Step:
+        self._held += char
+        if self._held.endswith(self._closing):
+            text = self._held[: -len(self._closing)]
+            self._at = self._among
+            if self._fresh:
+                return self._whole(text)
+            self._add(_escaped(text if self._padded else text.removesuffix("\n")) + '"')
+        elif self._text:
+            self._stream()
+        return Step.MORE
+
+    def _stream(self) -> None:
+        """Passes on what is certain of a text."""
+        text = self._held
+        if self._fresh:
+            start = text.lstrip()
+            if _CDATA.startswith(start[: len(_CDATA)]):
+                return
+            self._fresh = False
+            self._begin_pair('"')
+            text = text if self._padded else text.removeprefix("\n")
+        n = 0
+        if "\n" in text or self._closing[0] in text:
+            marks = (self._closing,) if self._padded else (self._closing, "\n" + self._closing)
+            n = unfinished(text, marks)
+        self._held = text[len(text) - n :]
+        if len(text) > n:
+            self._add(_escaped(text[: len(text) - n]))
+
+    def _whole(self, text: str) -> Step:
+        """Takes a value of which all is there."""
+        is_text = self._text
+        bare = text.strip()
+        if bare.startswith(_CDATA) and bare.endswith("]]>"):
+            text, is_text = bare[len(_CDATA) : -3], True
+        elif not self._padded:
+            text = text.removeprefix("\n").removesuffix("\n")
+        try:
+            value = text if is_text else _value(text)
+            written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            return Step.WRONG
+        self._begin_pair(written)
+        return Step.MORE
+
+    def _begin_pair(self, value: str) -> None:
+        key = json.dumps(self._key, ensure_ascii=False)
+        self._add(f"{', ' if self._written else '{'}{key}: {value}")
+
+
+def _schema(tool: Tool, key: str) -> Mapping[str, Any]:
+    properties = tool.parameters.get("properties")
+    schema = properties.get(key) if isinstance(properties, Mapping) else None
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _value(text: str) -> Any:
+    """The value that a text stands for: JSON, Python of templates that know no JSON, or itself."""
+    stripped = text.strip()
+    if stripped in _WORDS:
+        return _WORDS[stripped]
+    try:
+        return json.loads(stripped)
+    except (ValueError, RecursionError):
+        if stripped[:1] not in ("{", "["):
+            return text
+    try:
+        return ast.literal_eval(stripped)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return text
