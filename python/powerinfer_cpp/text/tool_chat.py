@@ -113,7 +113,7 @@ def _parser(
 def _control(style: Style, request: ToolRequest | None, tags: Thoughts | None) -> list[str]:
     """Texts that the parser looks for."""
     found = list(style.control) if request is not None or style is HARMONY else []
-    return found if tags is None else [*found, tags.opening, tags.closing]
+    return found if tags is None else [*found, tags.opening, tags.closing, tags.lead]
 
 
 def control_tokens(model: Model, texts: Iterable[str]) -> dict[str, int]:

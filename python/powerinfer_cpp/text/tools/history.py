@@ -140,7 +140,7 @@ def with_thoughts(messages: Sequence[Message], thoughts: Thoughts | None) -> lis
         said = changed.pop("reasoning_content", None)
         if said and thoughts is not None:
             if thoughts.field == "content":
-                changed["content"] = thoughts.written(said) + changed["content"]
+                changed["content"] = thoughts.written(said) + changed["content"] + thoughts.last
             elif thoughts.field is not None:
                 changed[thoughts.field] = said
         found.append(changed)

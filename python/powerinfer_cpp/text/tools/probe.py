@@ -22,6 +22,8 @@ _PAIRS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
+# What Granite 3 and ERNIE write around the text of an answer.
+_RESPONSE = {"lead": "<response>", "last": "</response>"}
 _ON = {"enable_thinking": True, "thinking": True}
 _THOUGHT, _CONTENT, _NAME = "Qzthoughtqz", "Qzcontentqz", "qzname"
 _ASK = {"role": "user", "content": "Hi"}
@@ -37,15 +39,18 @@ def thoughts_of(source: str, render: Render) -> Thoughts | None:
     """How a template writes thoughts; None if it has none."""
     if style_of(source) is HARMONY:
         return HARMONY_THOUGHTS
+    marked = all(tag in source for tag in _RESPONSE.values())
     for field in (name for name in _FIELDS if re.search(rf"\b{name}\b", source)):
         for calls in (False, True):  # some keep thoughts only beside calls
             for names in ({}, _ON):
                 found = _written(field, calls, names, render)
                 if found is not None:
-                    return found
+                    return replace(found, **_RESPONSE) if marked and not found.lead else found
     for opening, closing in _PAIRS:
         if opening in source or closing in source:
             tags = Thoughts(opening, closing)
+            if marked:
+                tags = replace(tags, end=f"\n{closing}\n<response>", **_RESPONSE)
             # It may take them in chats that were not tried.
             known = _FIELDS[0] in source
             return replace(tags, field=_FIELDS[0]) if known else _inside(tags, render)
@@ -69,13 +74,20 @@ def _written(field: str, calls: bool, names: dict[str, Any], render: Render) -> 
     if not begin.strip() or len(begin) > _MOST:  # the prompt opens thoughts, or is another one
         match = _OPENING.search(before)
         begin = match[0] if match else ""
-    between = after.partition(_CONTENT)[0] if _CONTENT in after else after
+    between, _, rest = after.partition(_CONTENT) if _CONTENT in after else (after, "", "")
     end = between if _CLOSING.fullmatch(between) and _NAME not in between else None
     if end is None and (match := _FIRST_TAG.match(after)):
         end = match[0]
     if not begin.strip() or not end:
         return None
-    return Thoughts(begin.strip(), end.strip(), begin, end, field)
+    own = prompt.removeprefix(before)  # words that only a prompt has
+    if own != prompt and len(own) <= _MOST and own.strip() and not re.search(r"[<\[]", own):
+        begin = own
+    closing, lead, last = end.strip(), "", ""
+    if (match := _FIRST_TAG.match(closing)) and match.end() < len(closing):
+        closing, lead = match[0].strip(), closing[match.end() :]
+        last = match[0].strip() if (match := _FIRST_TAG.match(rest)) else ""
+    return Thoughts(begin.strip(), closing, begin, end, field, lead, last)
 
 
 def _inside(tags: Thoughts, render: Render) -> Thoughts:

@@ -11,8 +11,8 @@ class ThoughtParser(ByStates):
     """Splits thoughts from an answer; `calls` reads what follows, else it is content.
 
     opened: the prompt ends with the opening tag. calls: a call that begins among the thoughts ends
-    them, since some models leave out the closing tag there. White space around thoughts is dropped.
-    Tags elsewhere are text.
+    them, since some models leave out the closing tag there. White space around thoughts is dropped,
+    and so are the tags around the answer's text. Tags elsewhere are text.
     """
 
     def __init__(self, tags: Thoughts, opened: bool = False, calls: ToolParser | None = None):
@@ -21,6 +21,7 @@ class ThoughtParser(ByStates):
         self._space: list[str] = []  # within thoughts: dropped at their ends
         self._any = False  # is there a thought yet?
         self._at = self._think if opened else self._begin
+        self._leads = tags.leads
         self._marks = (tags.closing, calls.opening) if calls and calls.opening else (tags.closing,)
 
     def finish(self) -> list[Event]:
@@ -30,10 +31,9 @@ class ThoughtParser(ByStates):
             return self._thought(held)
         if self._at == self._call:
             return self._among(self._calls.push(held)) + self._among(self._calls.finish())
-        self._at = self._answer
-        self._held = "" if self._any else held
-        found = self.push("")
-        return found + (self._calls.finish() if self._calls else [])
+        over = (self._tags.last,) if self._at == self._answer else (*self._leads, "")
+        said = held if held.strip() not in over or not self._any and not held.strip() else ""
+        return self._said(said) + (self._calls.finish() if self._calls else [])
 
     def reason(self, reason: str) -> str:
         """The finish_reason of an answer that ended for this reason."""
@@ -49,7 +49,7 @@ class ThoughtParser(ByStates):
                 return []
         tags = (self._tags.opening, self._tags.closing)
         if len(self._held) > _MOST_SPACE or not any(tag.startswith(text) for tag in tags):
-            self._at = self._answer
+            self._at = self._lead
         return []
 
     def _think(self) -> list[Event]:
@@ -100,12 +100,40 @@ class ThoughtParser(ByStates):
         """Between the thoughts and the answer."""
         self._held = self._held.lstrip()
         if self._held:
-            self._at = self._answer
+            self._at = self._lead
         self._any = True
         return []
 
+    def _lead(self) -> list[Event]:
+        """Before the text of the answer."""
+        text = self._held.lstrip()
+        if any(lead.startswith(text) and lead != text for lead in self._leads):
+            return []
+        self._at = self._answer
+        for lead in self._leads:
+            if text.startswith(lead):
+                self._held, self._at = text[len(lead) :], self._begin_answer
+                break
+        return []
+
+    def _begin_answer(self) -> list[Event]:
+        """Between a tag and the text of the answer."""
+        self._held = self._held.lstrip()
+        if self._held:
+            self._at = self._answer
+        return []
+
     def _answer(self) -> list[Event]:
-        text, self._held = self._held, ""
+        text, last = self._held, self._tags.last
+        said = text
+        if last:  # with the space around it
+            body = text.rstrip()
+            n = len(last) if body.endswith(last) else unfinished(body, (last,))
+            said = body[: len(body) - n].rstrip()
+        self._held = text[len(said) :]
+        return self._said(said)
+
+    def _said(self, text: str) -> list[Event]:
         if self._calls is not None:
             return self._calls.push(text)
         return [Content(text)] if text else []

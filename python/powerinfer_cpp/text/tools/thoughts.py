@@ -1,6 +1,9 @@
 """How models write thoughts, which stand between two tags where an answer begins."""
 
+import re
 from dataclasses import dataclass
+
+_TAG = re.compile(r"[<\[][^<>\[\]]+[>\]]")
 
 
 @dataclass(frozen=True)
@@ -10,6 +13,7 @@ class Thoughts:
     opening, closing: the tags, without the white space around them. begin, end: the same as a
     template writes them, with it. field: under which name a template takes the thoughts of earlier
     messages; "content": with their tags before the text; None: it has no place for them.
+    lead, last: tags before and after the text of an answer, which are no part of it.
     """
 
     opening: str
@@ -17,6 +21,19 @@ class Thoughts:
     begin: str = ""
     end: str = ""
     field: str | None = None
+    lead: str = ""
+    last: str = ""
+
+    @property
+    def leads(self) -> list[str]:
+        """What may stand before the text of an answer, the longest first: a prompt ends within
+        `lead`, or a call follows where the text would."""
+        tags = list(_TAG.finditer(self.lead))
+        if not tags:
+            return []
+        ends = [self.lead[at:] for at in range(tags[-1].start() + 1)]
+        begins = [self.lead[: tag.start()] for tag in tags[1:]]
+        return sorted({text.strip() for text in [*ends, *begins]}, key=len, reverse=True)
 
     @property
     def head(self) -> str:
