@@ -35,13 +35,27 @@ def test_every_route_is_described(running: serving.InThread, document: dict[str,
     assert described == served
 
 
+def schema(document: dict[str, Any], path: str) -> dict[str, Any]:
+    """The body of a route."""
+    content = document["paths"][path]["post"]["requestBody"]["content"]
+    name = content["application/json"]["schema"]["$ref"].split("/")[-1]
+    return document["components"]["schemas"][name]
+
+
 def test_bodies_are_described(document: dict[str, Any]) -> None:
-    chat = document["paths"]["/chat/completions"]["post"]
-    name = chat["requestBody"]["content"]["application/json"]["schema"]["$ref"].split("/")[-1]
-    schema = document["components"]["schemas"][name]
-    assert schema["required"] == ["messages"]
-    assert {"temperature", "tools", "response_format", "stream"} <= set(schema["properties"])
-    assert "text/event-stream" in chat["responses"]["200"]["content"]
+    chat = schema(document, "/chat/completions")
+    assert chat["required"] == ["messages"]
+    assert {"temperature", "tools", "response_format", "stream"} <= set(chat["properties"])
+    answers = document["paths"]["/chat/completions"]["post"]["responses"]["200"]["content"]
+    assert "text/event-stream" in answers
+    for path, thinks in (
+        ("/v1/chat/completions", True),
+        ("/v1/messages", True),
+        ("/v1/completions", False),
+        ("/completion", False),
+        ("/infill", False),
+    ):
+        assert ("reasoning_effort" in schema(document, path)["properties"]) == thinks
 
 
 @pytest.mark.nightly
@@ -52,9 +66,9 @@ def test_what_follows_the_description(running: serving.InThread, document: dict[
     from hypothesis import HealthCheck, Phase, given, settings
     from schemathesis import GenerationMode
 
-    schema = schemathesis.openapi.from_dict(document)
+    described = schemathesis.openapi.from_dict(document)
     seen: dict[int, int] = {}
-    for result in schema.get_all_operations():
+    for result in described.get_all_operations():
         operation = result.ok()
         again = f"/v1{operation.path}" in document["paths"]  # the same with another path
         if again or operation.path == "/view/stream":  # which has no end

@@ -11,6 +11,7 @@ from .bodies import (
     DetokenizeBody,
     EmbeddingBody,
     TemplateBody,
+    Thinks,
     TokenizeBody,
 )
 from .infill import InfillBody
@@ -60,6 +61,7 @@ _STREAMED = (
     ResponsesBody,
     MessagesBody,
 )
+_WITHOUT_CHATS = (CompletionBody, NativeCompletionBody, InfillBody)  # which ignore Thinks
 _OF_MODEL = ("/props", "/lora-adapters", "/slots", "/tokenizer_info", "/view", "/view/stream")
 ANTHROPICS = "/v1/messages"
 
@@ -77,6 +79,9 @@ def description() -> bytes:
     refs, schemas = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
     )
+    for kind in _WITHOUT_CHATS:
+        for name in Thinks.__struct_fields__:
+            del schemas[kind.__name__]["properties"][name]
     of_kind = dict(zip(kinds, refs, strict=True))
     paths: dict[str, Any] = {}
     for path, (text, kind) in POSTS.items():
