@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from powerinfer_cpp.cli.terminal.talk import Talk
 from powerinfer_cpp.llama_chat_format import Jinja2ChatFormatter
-from powerinfer_cpp.text.chat import TemplateFormat
+from powerinfer_cpp.text.chat import TemplateFormat, named_format
 from powerinfer_cpp.text.thinking import Thinking
 from powerinfer_cpp.text.thought_limit import ThoughtLimit, ThoughtProcessor
 from powerinfer_cpp.text.tool_chat import prepare
@@ -478,6 +478,15 @@ def test_a_model_that_does_not_think_is_as_before(models: Any) -> None:
     text = "<think>\nHm.\n</think>\n\nYes."
     assert answer(models(PLAIN), text)["message"] == {"role": "assistant", "content": text}
     assert answer(models(QWEN), f"See {text}")["message"]["content"] == f"See {text}"
+
+
+@pytest.mark.parametrize("name", ["qwen", "chatml"])
+def test_a_named_format_of_models_that_think(name: str) -> None:
+    made = prepare(named_format(name), ASK, None, lambda _: {}, thinking=Thinking(budget=7))
+    assert made.parser is not None and made.limit == ThoughtLimit(THINK, False, 7)
+    found = message(read(made.parser, ["<think>\nHm.\n</think>\n\nYes."]))
+    assert found == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    assert prepare(named_format("llama-3"), ASK, None, lambda _: {}).parser is None
 
 
 def test_a_budget(models: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from ..core.logits import StoppingCriteriaList
 from .template import ChatTemplate, TemplateError
-from .tools import ToolRequest, style_of, thoughts_of
+from .tools import Thoughts, ToolRequest, style_of, thoughts_of
 from .tools.history import checked_calls, with_text_arguments, with_thoughts, with_written_calls
 
 Message = Mapping[str, Any]
@@ -90,7 +90,8 @@ class Turns:
 
     answer: beginning of the answer; None: the assistant's prefix. begin: beginning of the prompt.
     default_system: used without a system message; None: then there is no system turn. joined: puts
-    the system's text into the first user message, with fields {system} and {user}.
+    the system's text into the first user message, with fields {system} and {user}. thoughts: how
+    models of the format write them; None: they have none.
     """
 
     user: tuple[str, str]
@@ -101,6 +102,7 @@ class Turns:
     default_system: str | None = None
     joined: str | None = None
     stop: tuple[str, ...] = ()
+    thoughts: Thoughts | None = None
 
     def __call__(self, messages: Sequence[Message], request: ToolRequest | None = None) -> Prompt:
         turns = check_messages(messages)
@@ -129,11 +131,14 @@ class Turns:
         return Prompt("".join(parts) + answer, [s for s in self.stop if s])
 
 
+# Qwen 3 and others; a model that writes no tags has no thoughts.
+_THINK = Thoughts("<think>", "</think>")
 _CHATML = Turns(
     system=("<|im_start|>system\n", "<|im_end|>\n"),
     user=("<|im_start|>user\n", "<|im_end|>\n"),
     assistant=("<|im_start|>assistant\n", "<|im_end|>\n"),
     stop=("<|im_end|>",),
+    thoughts=_THINK,
 )
 _LLAMA_2 = Turns(
     user=("<s>[INST] ", " [/INST]"),
@@ -166,6 +171,7 @@ FORMATS: dict[str, Turns] = {
         assistant=_CHATML.assistant,
         default_system="You are a helpful assistant.",
         stop=("<|im_end|>", "<|endoftext|>"),
+        thoughts=_THINK,
     ),
     "mistral-instruct": Turns(
         begin="<s>",
