@@ -14,11 +14,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+    import serving
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
@@ -255,6 +263,36 @@ def main_path() -> Path:
     import powerinfer_cpp
 
     return Path(powerinfer_cpp.main_path())
+
+
+@pytest.fixture(scope="module")
+def client(running: serving.InThread) -> openai.OpenAI:
+    """OpenAI's client of the server that a module runs."""
+    return running.openai()
+
+
+@pytest.fixture(scope="module")
+def claude(running: serving.InThread) -> anthropic.Anthropic:
+    """Anthropic's client of the server that a module runs."""
+    return running.anthropic()
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes the models of servers answer with a text, byte by byte."""
+    import tiny
+    from powerinfer_cpp.server.served import ServedModel
+
+    def say(text: str) -> None:
+        original = ServedModel.request
+
+        def request(self: ServedModel, prompt: object, **options: object) -> object:
+            made = original(self, prompt, **options)
+            return replace(made, processors=lambda: tiny.Say(self, text))
+
+        monkeypatch.setattr(ServedModel, "request", request)
+
+    return say
 
 
 @pytest.fixture(scope="session")

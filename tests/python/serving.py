@@ -48,6 +48,12 @@ class Running:
         """OpenAI's client, which asks once."""
         return openai.OpenAI(base_url=self.url + "v1", api_key=key, max_retries=0, timeout=SECONDS)
 
+    def anthropic(self) -> Any:
+        """Anthropic's client, which asks once."""
+        from anthropic import Anthropic
+
+        return Anthropic(base_url=self.url, api_key="none", max_retries=0, timeout=SECONDS)
+
     def get(self, path: str, **options: Any) -> httpx.Response:
         """The answer to GET path, which has no slash in front."""
         return httpx.get(self.url + path, timeout=SECONDS, **options)

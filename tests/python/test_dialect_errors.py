@@ -14,9 +14,7 @@ from powerinfer_cpp.core.errors import RequestError
 from powerinfer_cpp.server.served import ServedModel
 from serving import openai
 from test_dialects import ASK, TOOL, anthropic, user
-from test_dialects import claude as claude  # fixtures
-from test_dialects import client as client
-from test_dialects import running as running
+from test_dialects import running as running  # a fixture
 
 BAD_MESSAGES: dict[str, tuple[dict[str, Any], str]] = {
     "no max_tokens": ({"max_tokens": None}, "max_tokens"),

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import serving
-from powerinfer_cpp.server.served import ServedModel
 from serving import openai
 
 anthropic = pytest.importorskip("anthropic")
@@ -41,47 +38,6 @@ CALLS = (
 def running(model_path: Path) -> Iterator[serving.InThread]:
     with serving.in_thread(model_path, n_ctx=1024, n_parallel=2) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def claude(running: serving.InThread) -> anthropic.Anthropic:
-    return anthropic.Anthropic(
-        base_url=running.url, api_key="none", max_retries=0, timeout=serving.SECONDS
-    )
-
-
-@pytest.fixture(scope="module")
-def client(running: serving.InThread) -> openai.OpenAI:
-    return running.openai()
-
-
-class Say:
-    """A logits processor that makes a model write these tokens."""
-
-    def __init__(self, ids: Sequence[int]):
-        self._left = iter(ids)
-
-    def __call__(self, _ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        out = np.full_like(scores, -np.inf)
-        out[next(self._left)] = 0
-        return out
-
-
-@pytest.fixture
-def says(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes the model answer with a text, byte by byte."""
-
-    def say(text: str) -> None:
-        original = ServedModel.request
-
-        def request(self: ServedModel, prompt: Any, **options: Any) -> Any:
-            zero = next(i for i in range(16) if self.detokenize([i]) == b"\0")
-            ids = [zero + byte for byte in text.encode()] + [self.token_eos()]
-            return replace(original(self, prompt, **options), processors=lambda: Say(ids))
-
-        monkeypatch.setattr(ServedModel, "request", request)
-
-    return say
 
 
 def user(text: str = ASK) -> list[dict[str, Any]]:

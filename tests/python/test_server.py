@@ -45,11 +45,6 @@ def running(model_path: Path) -> Iterator[serving.InThread]:
         yield found
 
 
-@pytest.fixture
-def client(running: serving.InThread) -> OpenAI:
-    return running.openai()
-
-
 @pytest.fixture(scope="module")
 def llm(model_path: Path) -> Iterator[Llama]:
     with Llama(model_path, n_ctx=1024, logits_all=True, verbose=False) as found:

@@ -11,7 +11,6 @@ import serving
 import tiny
 from powerinfer_cpp.server.served import ServedModel
 from serving import openai
-from test_dialects import says  # noqa: F401
 from test_thinking import INSIDE, QWEN
 
 anthropic = pytest.importorskip("anthropic")
@@ -44,18 +43,6 @@ def opened(paths: dict[str, Path]) -> Iterator[serving.InThread]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def claude(running: serving.InThread) -> anthropic.Anthropic:
-    return anthropic.Anthropic(
-        base_url=running.url, api_key="none", max_retries=0, timeout=serving.SECONDS
-    )
-
-
-@pytest.fixture(scope="module")
-def client(running: serving.InThread) -> openai.OpenAI:
-    return running.openai()
-
-
 @pytest.fixture
 def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The prompts that the model gets."""
@@ -73,7 +60,7 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # ---- Answers ----
 
 
-def test_chats(client: openai.OpenAI, says: Says) -> None:  # noqa: F811
+def test_chats(client: openai.OpenAI, says: Says) -> None:
     says(SAID)
     asked = {"model": "x", "messages": ASK, "max_tokens": 200}
     made = client.chat.completions.create(**asked)
@@ -99,7 +86,7 @@ def test_chats(client: openai.OpenAI, says: Says) -> None:  # noqa: F811
     assert raw.choices[0].message.content == SAID
 
 
-def test_messages(claude: anthropic.Anthropic, says: Says) -> None:  # noqa: F811
+def test_messages(claude: anthropic.Anthropic, says: Says) -> None:
     says(SAID)
     asked = {"model": "x", "messages": ASK, "max_tokens": 200}
     whole = claude.messages.create(**asked)
@@ -123,7 +110,7 @@ def test_messages(claude: anthropic.Anthropic, says: Says) -> None:  # noqa: F81
     assert [block.type for block in called.content] == ["thinking", "tool_use"]
 
 
-def test_responses(client: openai.OpenAI, says: Says) -> None:  # noqa: F811
+def test_responses(client: openai.OpenAI, says: Says) -> None:
     says(SAID)
     asked = {"model": "x", "input": "Why?", "max_output_tokens": 200}
     whole = client.responses.create(**asked)

@@ -42,7 +42,8 @@ class Say:
     """A logits processor that makes a model write a text, one byte per token, and then end."""
 
     def __init__(self, llm: Llama, said: str, repeat: bool = False):
-        self._ids = [BYTE + byte for byte in said.encode()] + [llm.token_eos()]
+        zero = next(token for token in range(16) if llm.detokenize([token]) == b"\0")
+        self._ids = [zero + byte for byte in said.encode()] + [llm.token_eos()]
         assert llm.detokenize(self._ids) == said.encode()
         self._repeat, self._n = repeat, 0
 
