@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ TOOLS = [
 REQUEST = ToolRequest.of(TOOLS)
 assert REQUEST is not None
 FIRST = {"city": '12 "<a>"\nb', "n": 3, "more": {"deep": True}}
-D = "\uff5cDSML\uff5c"
+D, M = "\uff5cDSML\uff5c", "]<]minimax[>["
 
 
 def deepseek(mark: str) -> str:
@@ -103,6 +104,11 @@ TEXTS = {
     f'{JSON}}},\n    {{"tool_call_id": "1", "tool_name": "now", "parameters": {{}}}}\n]'
     "<|END_ACTION|>",
     "apertus": f'<|tools_prefix|>[{{"look": {JSON}}}, {{"now": {{}}}}]<|tools_suffix|>',
+    "gigachat": f'<|function_call|>{{"name": "look", "arguments": {JSON}}}<|function_call|>'
+    '{"name": "now", "arguments": {}}',
+    "minimax-3": f'{M}<tool_call>\n{M}<invoke name="look">{M}<city>12 "<a>"\nb{M}</city>{M}<n>3'
+    f"{M}</n>{M}<more>{M}<deep>true{M}</deep>{M}</more>{M}</invoke>\n{M}<invoke "
+    f'name="now">{M}</invoke>\n{M}</tool_call>',
     "granite-3": f'<|tool_call|>[{{"name": "look", "arguments": {JSON}}}, '
     '{"name": "now", "arguments": {}}]',
     "minimax-1": f'<tool_calls>\n{{"name": "look", "arguments": {JSON}}}\n'
@@ -225,6 +231,41 @@ def test_values_follow_the_schema() -> None:
     assert value("string", "null") == "null" and value("boolean", "True") is True
     assert value("object", "{'a': None}") == {"a": None} and value("object", "{odd") == "{odd"
     assert value("string", "\n\n a \n\n") == "\n a \n"
+
+
+def test_values_of_tags_in_tags() -> None:
+    item = {"type": "object", "properties": {"s": {"type": "string"}, "n": {"type": "integer"}}}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": item}, "b": {"type": "array"}},
+    }
+    (tool,) = check_tools([{"type": "function", "function": {"name": "f", "parameters": schema}}])
+
+    def value(text: str) -> Any:
+        one = ToolParser(STYLES["minimax-3"], {"f"}, tools=[tool])
+        said = f'#<tool_call>#<invoke name="f">{text}#</invoke>#</tool_call>'.replace("#", M)
+        found = message(one.push(said) + one.finish())
+        return [arguments for _, arguments in calls(found)]
+
+    text = "#<a>#<item>#<s>1#</s>#<n>2#</n>#</item>#<item>#<s>x#</s>#</item>#</a>"
+    assert value(text) == [{"a": [{"s": "1", "n": 2}, {"s": "x"}]}]
+    assert value("#<b>#<item>1#</item>#<item>y#</item>#</b>") == [{"b": [1, "y"]}]
+    assert value("#<b>[1]#</b>") == [{"b": [1]}]
+    for wrong in ("#<b>#<item>1#</b>", "#<b>1#</item>#</b>", "#<b>" + "#<item>" * 9000 + "#</b>"):
+        assert value(wrong) == []
+
+
+@pytest.mark.xdist_group("timed")
+@pytest.mark.parametrize("value", [" ", "\n", "<", "</", "a", "<![CDATA["])
+def test_long_values_take_linear_time(value: str) -> None:
+    text = value * (60_000 // len(value))
+    start = time.monotonic()
+    for key in ("city", "more"):
+        head = f"<tool_call>\n<function=look>\n<parameter={key}>\n"
+        found = parse("qwen-coder", f"{head}{text}\n</parameter>\n</function>\n</tool_call>")
+        assert found["tool_calls"] or value != "a"
+    parse("qwen-coder", "<tool_call><function=" * 3000 + "<tool_call>" * 5000)
+    assert time.monotonic() - start < 20  # it takes a second; the machine may be busy
 
 
 CALL = '{"name": "look", "arguments": {"city": "x"}}'

@@ -5,7 +5,8 @@
 - llama-3: `{"name": ..., "parameters": {...}}`, sometimes behind `<|python_tag|>`
 - mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, and since 2025 (mistral-args)
   `[TOOL_CALLS]name[ARGS]{...}`
-- lists of such objects between markers: Nemotron, Cohere, Apriel, Granite 3, MiniMax M1
+- lists of such objects between markers: Nemotron, Cohere, Apriel, Granite 3, MiniMax M1; one
+  behind a marker: GigaChat
 - in tags (tags.py): XML of Qwen3-Coder, MiniMax, Seed and DeepSeek V3.2, pairs of GLM, JSON behind
   a name of DeepSeek and Kimi
 - read as a whole (blocks.py): Python of LFM2 and SmolLM3, Gemma 4's own
@@ -55,7 +56,8 @@ class Style:
     are items of a JSON list. named: a name may stand before [ARGS] and the arguments. bare: a call
     may begin without `opening`, where the answer begins.
     argument: texts before and after the value of a parameter, with {key}, and {text}, which says
-    whether it is a raw text; None: the arguments are JSON. quotes: around a raw text; None: texts
+    whether it is a raw text; None: the arguments are JSON. mark: before all tags, which may stand
+    in values as well. quotes: around a raw text; None: texts
     are JSON as well. separator: between parameters. padded: line breaks next to the tags of a value
     are part of it.
     """
@@ -76,6 +78,7 @@ class Style:
     quotes: tuple[str, str] | None = ("", "")
     separator: str = ""
     padded: bool = False
+    mark: str = ""
     id: str = ""
     # What templates want of earlier messages (see chat.check_messages).
     history: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = list
@@ -96,7 +99,7 @@ class Style:
     def reader(self, tools: Mapping[str, Tool]) -> "CallReader | TagCall":
         """What reads the next call."""
         if self.tags:
-            return TagCall(self.call, self.argument, self.padded, tools)
+            return TagCall(self.call, self.argument, self.padded, tools, self.mark)
         return CallReader(tools.keys())
 
     def can_force(self, request: ToolRequest) -> bool:
@@ -143,7 +146,7 @@ class Style:
     def _values(self, key: str) -> list[tuple[str, str] | None]:
         """What stands around the value of a parameter: around JSON, and around a raw text."""
         assert self.argument is not None
-        begin, end = self.argument[0].replace("{key}", key), self.argument[1]
+        begin, end = (text.replace("{key}", key) for text in self.argument)
         raw = None
         if self.quotes is not None:
             raw = begin.replace("{text}", "true") + self.quotes[0], self.quotes[1] + end
@@ -258,6 +261,14 @@ COHERE = _listed(
 )
 APRIEL = _listed("apriel", "<tool_calls>", "</tool_calls>")
 GRANITE_3 = _listed("granite-3", "<|tool_call|>", "")
+GIGACHAT = Style(
+    "gigachat",
+    "<|function_call|>",
+    "",
+    _object(),
+    ("<|function_call|>",),
+    history=one_by_one,
+)
 MINIMAX_1 = Style(
     "minimax-1",
     "<tool_calls>",
@@ -325,6 +336,16 @@ def _invoked(name: str, prefix: str, opening: str, closing: str, told: str = "")
 
 MINIMAX = _invoked("minimax", "", "<minimax:tool_call>", "</minimax:tool_call>")
 ATEM = _invoked("atem", "atem:", "<atem:function_calls>", "</atem:function_calls>")
+_MARK = "]<]minimax[>["
+MINIMAX_3 = Style(
+    "minimax-3",
+    **_section(f"{_MARK}<tool_call>", f"{_MARK}</tool_call>", _MARK),
+    call=(f'{_MARK}<invoke name="{{name}}">', f"{_MARK}</invoke>\n"),
+    argument=(f"{_MARK}<{{key}}>", f"{_MARK}</{{key}}>"),
+    before="\n",
+    padded=True,
+    mark=_MARK,
+)
 _DSML = "\uff5cDSML\uff5c"
 
 
@@ -443,8 +464,8 @@ STYLES = {
     style.name: style
     for style in (
         *(HERMES, LLAMA_3, MISTRAL, MISTRAL_ARGS),
-        *(NEMOTRON, COHERE, APRIEL, GRANITE_3, MINIMAX_1),
-        *(QWEN_CODER, SEED, GLM, HUNYUAN, MINIMAX, ATEM, DSML, DSML_4),
+        *(NEMOTRON, COHERE, APRIEL, GRANITE_3, MINIMAX_1, GIGACHAT),
+        *(QWEN_CODER, SEED, GLM, HUNYUAN, MINIMAX, MINIMAX_3, ATEM, DSML, DSML_4),
         *(DEEPSEEK, DEEPSEEK_R1, KIMI, SOLAR, APERTUS, FUNCTIONARY, MINICPM),
         *(LFM2, SMOLLM, GEMMA_4, HARMONY),
     )
@@ -455,6 +476,8 @@ _MARKS: tuple[tuple[Style, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>", "functions.")),
     (DSML, (_DSML, "function_calls>")),
     (DSML_4, (_DSML, "tool_calls>")),
+    (MINIMAX_3, (_MARK,)),
+    (GIGACHAT, (GIGACHAT.opening,)),
     (MINIMAX, ("<minimax:tool_call>",)),
     (SEED, ("<seed:tool_call>",)),
     (DEEPSEEK_R1, (_CALLS, "```json")),

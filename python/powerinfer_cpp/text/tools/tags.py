@@ -13,6 +13,7 @@ from .events import unfinished
 from .reader import SPACE, CallReader, Step, is_object
 
 _MOST_HOLE = 256  # characters of a name or key
+_MOST_SPACE = 256  # before what may be CDATA
 _HOLE = re.compile(r"(\{(?:name|key|id|text)\}|\s+)")
 _ID = re.compile(r"(?:functions\.)?([\w-]+):\d+")  # an id that holds the name
 _CDATA = "<![CDATA["
@@ -76,7 +77,8 @@ class TagCall:
     """Reads a call between the markers of a style, as CallReader reads one in JSON.
 
     call, argument: texts before and after the arguments and around a value, as a style has them.
-    padded: line breaks next to the tags of a value are part of it.
+    padded: line breaks next to the tags of a value are part of it. mark: stands before all tags,
+    which may stand in values as well.
     """
 
     def __init__(
@@ -85,13 +87,14 @@ class TagCall:
         argument: tuple[str, str] | None,
         padded: bool,
         tools: Mapping[str, Tool],
+        mark: str = "",
     ):
         self.name: str | None = None
         self.id: str | None = None  # the model's own
         self.begun = self.complete = False
         self.pieces: list[str] = []
         self._end, self._argument, self._padded, self._tools = call[1], argument, padded, tools
-        self._closing = argument[1].strip() if argument else ""
+        self._mark, self._closing = mark, ""
         self._head = Pattern(call[0])
         self._marks: list[Pattern] = []  # what may come next, while it is read
         self._object: CallReader | None = None
@@ -163,10 +166,10 @@ class TagCall:
 
     def _begin_value(self, found: Mapping[str, str]) -> Step:
         self._key = found["key"].strip()
+        self._closing = self._argument[1].strip().replace("{key}", self._key)
         told = found.get("text")
         schema = _schema(self._tools[self.name], self._key)
-        kinds = schema.get("type")
-        self._text = told == "true" or (told is None and kinds in ("string", ["string"]))
+        self._text = told == "true" or (told is None and _is_text(schema))
         self._held, self._fresh, self._at = "", True, self._in_value
         return Step.MORE
 
@@ -187,7 +190,7 @@ class TagCall:
         text = self._held
         if self._fresh:
             start = text.lstrip()
-            if _CDATA.startswith(start[: len(_CDATA)]):
+            if _CDATA.startswith(start[: len(_CDATA)]) and len(text) <= _MOST_SPACE:
                 return
             self._fresh = False
             self._begin_pair('"')
@@ -209,7 +212,12 @@ class TagCall:
         elif not self._padded:
             text = text.removeprefix("\n").removesuffix("\n")
         try:
-            value = text if is_text else _value(text)
+            if is_text:
+                value: Any = text
+            elif self._mark and self._mark in text:
+                value = _tree(text, self._mark, _schema(self._tools[self.name], self._key))
+            else:
+                value = _value(text)
             written = json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError):
             return Step.WRONG
@@ -222,9 +230,46 @@ class TagCall:
 
 
 def _schema(tool: Tool, key: str) -> Mapping[str, Any]:
-    properties = tool.parameters.get("properties")
-    schema = properties.get(key) if isinstance(properties, Mapping) else None
-    return schema if isinstance(schema, Mapping) else {}
+    return _inner(tool.parameters, key)
+
+
+def _inner(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The schema of a property, or of the items of a list."""
+    properties = schema.get("properties")
+    found = properties.get(key) if isinstance(properties, Mapping) else schema.get("items")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _is_text(schema: Mapping[str, Any]) -> bool:
+    return schema.get("type") in ("string", ["string"])
+
+
+def _tree(text: str, mark: str, schema: Mapping[str, Any]) -> Any:
+    """The value of a text with tags in it: a list of what stands in <item>, or an object. Raises
+    ValueError."""
+    # Texts, each but the last followed by "/" or "" and the name of a tag.
+    tokens = re.split(rf"{re.escape(mark)}<(/?)([^<>]+)>", text)
+
+    def read(at: int, schema: Mapping[str, Any]) -> tuple[Any, int]:
+        """The value from a text on, and the place behind its last one."""
+        if tokens[at + 1 : at + 2] != [""]:
+            return tokens[at] if _is_text(schema) else _value(tokens[at]), at + 1
+        found = []
+        while tokens[at + 1 : at + 2] == [""]:
+            name = tokens[at + 2]
+            value, end = read(at + 3, _inner(schema, name))
+            if tokens[end : end + 2] != ["/", name]:
+                raise ValueError(f"<{name}> is not closed")
+            found.append((name, value))
+            at = end + 2
+        if all(name == "item" for name, _ in found):
+            return [value for _, value in found], at + 1
+        return dict(found), at + 1
+
+    value, end = read(0, schema)
+    if end != len(tokens):
+        raise ValueError("a tag is closed that was not opened")
+    return value
 
 
 def _escaped(text: str) -> str:
