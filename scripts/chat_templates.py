@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Renders every chat template (*.jinja) of a folder, such as llama.cpp's models/templates, with
-a few conversations: how calls and thoughts are written in it, and which texts its prompts lack.
+a few conversations: how calls and thoughts are written in it, which texts its prompts lack, and
+whether a call is read as it is written.
 
     .venv/bin/python scripts/chat_templates.py FOLDER
 """
@@ -15,7 +16,7 @@ from typing import Any
 
 from powerinfer_cpp.text.chat import TemplateFormat
 from powerinfer_cpp.text.tool_chat import prepare
-from powerinfer_cpp.text.tools import ToolRequest
+from powerinfer_cpp.text.tools import HARMONY, ToolParser, ToolRequest, message
 
 WORDS = ("Question", "Rules", "Reply", "Result", "Oslo")  # of the conversations
 LOOK = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -56,6 +57,19 @@ def wrong(template: TemplateFormat, name: str, with_tools: bool) -> str:
     return f"lacks {', '.join(lacks)}" if lacks else ""
 
 
+def unread(template: TemplateFormat) -> bool:
+    """Is a call that the template writes none to the parser of its style?"""
+    style = template.style
+    if style is None or style is HARMONY or style.bare:  # these need the beginning of an answer
+        return False
+    request = ToolRequest.of(TOOLS)
+    text = template(called("abcdefgh1")[:2], request, add_generation_prompt=False).text
+    parser = ToolParser(style, request.names, tools=request.tools)
+    found = message(parser.push(text[text.rindex("Question") :]) + parser.finish())
+    calls = [json.loads(call["function"]["arguments"]) for call in found.get("tool_calls", ())]
+    return calls != [{"city": "Oslo"}]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path)
@@ -66,6 +80,9 @@ def main() -> int:
         style, tags = template.style, template.thoughts
         thoughts = f"{tags.head!r} {tags.tail!r} {tags.field}" if tags else "none"
         print(f"{path.stem}: calls {style.name if style else 'none'}, thoughts {thoughts}")
+        if unread(template):
+            n_wrong += 1
+            print("    its own call is not read")
         for with_tools in (False, True):
             for name in CHATS:
                 if words := wrong(template, name, with_tools):

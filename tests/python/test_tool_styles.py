@@ -208,6 +208,13 @@ def test_what_is_no_call_of_a_style(style: str) -> None:
     assert parse(style, [f"{opening} {STYLES[style].closing}"])["content"].startswith(opening)
 
 
+def test_line_breaks_in_texts_of_python() -> None:
+    for style in ("lfm2", "smollm-python"):
+        body = "look(city='a\nb')"
+        text = STYLES[style].written([]).replace("[]", f"[{body}]").replace("><", f">{body}<")
+        assert calls(parse(style, [text])) == [("look", {"city": "a\nb"})]
+
+
 def test_ids_that_must_come_back() -> None:
     ids = [call["id"] for call in parse("kimi", [TEXTS["kimi"]])["tool_calls"]]
     assert ids == ["functions.look:0", "functions.now:1"]

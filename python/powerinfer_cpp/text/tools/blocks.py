@@ -39,10 +39,23 @@ def _json(arguments: Any) -> str | None:
 
 
 def python(text: str, tools: Tools) -> list[Read] | None:
-    """Python's syntax: [name(a="x", n=3), ...], or calls on lines of their own."""
+    """Python's syntax: [name(a="x", n=3), ...], or calls on lines of their own. Line breaks may
+    stand in texts as they are: some templates write them so."""
     source = text.strip()
     try:
-        found = []
+        return _python(source, tools)
+    except SyntaxError:
+        source = source.replace("\n", "\\n")
+    try:
+        return _python(source, tools)
+    except SyntaxError:
+        return None
+
+
+def _python(source: str, tools: Tools) -> list[Read] | None:
+    """The calls of a source. Raises SyntaxError."""
+    found = []
+    try:
         for line in ast.parse(source).body:
             if not isinstance(line, ast.Expr):
                 return None
@@ -55,7 +68,7 @@ def python(text: str, tools: Tools) -> list[Read] | None:
                 if call.func.id not in tools or arguments is None:
                     return None
                 found.append(Read(call.func.id, arguments))
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+    except (ValueError, TypeError, RecursionError, MemoryError):
         return None
     return found or None
 

@@ -91,10 +91,12 @@ def _written(field: str, calls: bool, names: dict[str, Any], render: Render) -> 
 
 
 def _inside(tags: Thoughts, render: Render) -> Thoughts:
-    """The tags with `field` "content" if a template writes thoughts that stand in the content."""
+    """The tags with `field` "content" if a template writes thoughts that stand in the content, and
+    no tags of its own before them."""
     said = {"role": "assistant", "content": tags.written(_THOUGHT) + _CONTENT}
     try:
-        kept = tags.written(_THOUGHT).strip() in render([_ASK, said], {}, False)
+        before, kept, _ = render([_ASK, said], {}, False).partition(tags.written(_THOUGHT).strip())
     except ValueError:
-        kept = False
-    return replace(tags, field="content") if kept else tags
+        return tags
+    own = before.rstrip().endswith((tags.opening, tags.closing))
+    return replace(tags, field="content") if kept and not own else tags
