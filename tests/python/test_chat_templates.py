@@ -16,7 +16,7 @@ import pytest
 from powerinfer_cpp.text.chat import TemplateFormat
 from powerinfer_cpp.text.thinking import Thinking
 from powerinfer_cpp.text.tool_chat import Turn, prepare
-from powerinfer_cpp.text.tools import ToolRequest, message
+from powerinfer_cpp.text.tools import HARMONY, ToolRequest, message
 
 LOOK = {
     "type": "object",
@@ -575,3 +575,10 @@ def test_prompts_of_a_family(name: str) -> None:
 def test_answers_without_thoughts(name: str, text: str) -> None:
     assert read(name, [text]) == {"role": "assistant", "content": "Yes."}
     assert read(name, text) == {"role": "assistant", "content": "Yes."}
+
+
+def test_thoughts_of_solar_do_not_end_the_answer() -> None:
+    """They are a message of their own, as those of gpt-oss, with the same token at its end."""
+    tags = TemplateFormat(FAMILIES["solar"].source, "<s>", "</s>").thoughts
+    assert tags is not None and tags.closing == tags.last == "<|end|>"
+    assert tags.lead == "<|begin|>assistant<|content|>" and tags.closing in HARMONY.control

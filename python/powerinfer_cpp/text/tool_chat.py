@@ -119,7 +119,7 @@ def _control(style: Style, request: ToolRequest | None, tags: Thoughts | None) -
 def control_tokens(model: Model, texts: Iterable[str]) -> dict[str, int]:
     """Ids of the control tokens of which texts are made, by their own texts.
 
-    A token that ends answers goes on doing that, but for gpt-oss, whose messages it ends.
+    A token that ends answers goes on doing that, but for gpt-oss and Solar, whose messages it ends.
     """
     found = {}
     for text in texts:
