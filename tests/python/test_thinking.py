@@ -69,6 +69,7 @@ INSIDE = """{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 ASK = [{"role": "user", "content": "Why?"}]
 THINK = Thoughts("<think>", "</think>")
+AROUND = Thoughts("<think>", "</think>", lead="<a>b<c>", last="<d>")
 ADD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": ADD}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -175,17 +176,19 @@ FRAGMENTS = [
     "a",
     "<",
     "`",
+    *("<a>", "b", "<c>", "<d>"),
 ]
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.booleans(), st.sampled_from(["hermes", "llama-3", "qwen-coder"]))
 def test_any_cut_gives_the_same(data: st.DataObject, opened: bool, style: str) -> None:
+    tags = data.draw(st.sampled_from([THINK, AROUND]))
     text = "".join(data.draw(st.lists(st.sampled_from(FRAGMENTS), max_size=9)))
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=9).map(sorted))
     pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
     found = [
-        read(ThoughtParser(THINK, opened, tool_parser(style)), each)
+        read(ThoughtParser(tags, opened, tool_parser(style)), each)
         for each in ([text], pieces, text)
     ]
     assert found[0] == found[1] == found[2]
