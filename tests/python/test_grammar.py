@@ -205,7 +205,7 @@ def test_from_file(tmp_path: Path, llm: Llama) -> None:
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    grammars._worker.close()
+    grammars._workers.close()
     monkeypatch.setitem(sys.modules, "llguidance", None)
     for use in (
         lambda: LlamaGrammar.from_string('root ::= "a"'),

@@ -57,7 +57,7 @@ def test_without_an_interpreter(interpreter: str | None, monkeypatch: pytest.Mon
 
     from powerinfer_cpp.text import grammar
 
-    grammar._worker.close()
+    grammar._workers.close()
     monkeypatch.setattr(multiprocessing.spawn, "_python_exe", interpreter)
     with pytest.raises(ValueError, match=r"needs a Python interpreter .*set_executable"):
         LlamaGrammar.from_string('root ::= "a"')

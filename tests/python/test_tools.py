@@ -526,7 +526,7 @@ def test_what_cannot_be_forced(models, monkeypatch: pytest.MonkeyPatch) -> None:
         llm.create_chat_completion(ASK, tools=TOOLS, tool_choice="always")
     with pytest.raises(ValueError, match=r"tools\[0\].type"):
         llm.create_chat_completion(ASK, tools=[{}])
-    grammar._worker.close()
+    grammar._workers.close()
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ValueError, match="the package llguidance is not installed"):
         forced()

@@ -14,14 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from .masks import NICENESS, Vocabulary
-from .worker import Refused, Worker, WorkerMissing
+from .masks import Vocabulary
+from .worker import Refused, WorkerMissing, Workers
 
 MAX_TEXT = 256 << 10  # characters of a grammar or schema
 
 SECONDS = 1.5  # of processor time to try one; on a machine with other work it may last longer
+WALL_SECONDS = 60.0
+NICENESS = 10  # then it has a tenth of the engine's weight
 
-_worker = Worker("grammars", ("llguidance",), seconds=SECONDS, wall_seconds=10.0, niceness=NICENESS)
+_workers = Workers("grammars", ("llguidance",), SECONDS, WALL_SECONDS, NICENESS)
 
 
 def _compiled(kind: str, text: str) -> str:
@@ -29,7 +31,7 @@ def _compiled(kind: str, text: str) -> str:
     if len(text) > MAX_TEXT:
         raise ValueError(f"the grammar has more than {MAX_TEXT} characters")
     try:
-        return _worker.ask(kind=kind, text=text)
+        return _workers.ask(kind=kind, text=text)
     except Refused as error:
         words = f"the grammar {error}: refused" if error.by_limit else str(error)
         raise ValueError(words) from None

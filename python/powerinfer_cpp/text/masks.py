@@ -21,14 +21,16 @@ import numpy as np
 
 from ..core.model import Model
 from .children import matchers
-from .worker import WorkerMissing, package_folder, python_interpreter, step_back
+from .processor_time import took_elsewhere
+from .worker import APART, WorkerMissing, package_folder, python_interpreter, step_back
 
 MASK_SECONDS = 1.0  # of processor time for one mask, the first with the grammar's compilation
-WAIT_SECONDS = 20.0  # for one mask, on a machine with other work
+WAIT_SECONDS = 60.0  # for one mask, on a machine with other work
 START_SECONDS = 60.0  # a large vocabulary takes 2 s
-# Of processes for grammars. The engine's threads go first, since they wait for each other after
-# each operator: a text that is held to a grammar may wait for its mask, the others do not.
-NICENESS = 5
+# Of the processes. The engine's threads go first, since they wait for each other after each
+# operator: a text that is held to a grammar may wait for its mask, the others do not. While the
+# engine waits for masks (`Scheduler`), there is a processor for them.
+NICENESS = 19
 MEMORY = 512 << 20  # bytes of address space of one text, besides the vocabulary
 
 _CHILDREN = Path(__file__).parent / "children"
@@ -90,13 +92,12 @@ class _Forks:
             folder = package_folder("llguidance")
             command = [python_interpreter(), "-I", "-S", str(_CHILDREN / "matchers.py")]
             limits = [str(MEMORY), str(MASK_SECONDS)]
-            # A new session: only our process gets a terminal's Ctrl-C.
             self._process = subprocess.Popen(
                 [*command, *limits, str(_CHILDREN), folder],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,
+                **APART,
             )
         except WorkerMissing as error:
             raise ValueError(error.sentence("a grammar needs a Python interpreter")) from None
@@ -104,7 +105,6 @@ class _Forks:
             raise ValueError(f"the process for grammars does not start: {error}") from None
         finally:
             theirs.close()
-        step_back(self._process.pid, NICENESS)  # its forks, too
         self._control = ours
         self.close = weakref.finalize(self, _end, self._process, ours, os.getpid())
         try:
@@ -119,6 +119,7 @@ class _Forks:
         if not ready:
             self.close()
             raise ValueError("the process for grammars does not start")
+        step_back(self._process.pid, NICENESS)  # its forks, too
 
     def channel(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -171,13 +172,14 @@ class _Here(Matcher):
         self._vocabulary, self._grammar = vocabulary, grammar
         self._matcher: Any = None
         self._done = threading.Event()
-        self._reply, self._failure = b"", None
+        self._reply, self._failure, self._seconds = b"", None, 0.0
 
     def ask(self, tokens: list[int]) -> None:
         self._done.clear()
         threading.Thread(target=self._work, args=(tokens,), daemon=True).start()
 
     def _work(self, tokens: list[int]) -> None:
+        begin = time.thread_time()
         try:
             if self._matcher is None:
                 self._matcher = matchers.Matcher(self._vocabulary.here(), self._grammar)
@@ -185,6 +187,7 @@ class _Here(Matcher):
         except Exception as error:
             self._failure = error
         finally:
+            self._seconds = time.thread_time() - begin
             self._done.set()
 
     def ready(self, seconds: float) -> bool:
@@ -192,6 +195,7 @@ class _Here(Matcher):
 
     def answer(self) -> tuple[bytes, bool]:
         self._done.wait()
+        took_elsewhere(self._seconds)
         if self._failure is not None:
             raise self._failure
         return _split(self._reply)
@@ -248,14 +252,16 @@ class _Far(Matcher):
         if self._failure is not None:
             raise self._failure
         try:
-            (n,) = struct.unpack("<I", self._read(4))
+            n, seconds = struct.unpack("<Id", self._read(12))
             reply = self._read(n)
         except (OSError, EOFError):
+            took_elsewhere(MASK_SECONDS)
             self._close()
             raise ValueError(_TOO_MUCH) from None
         except BaseException:  # Ctrl-C: the next question must not get this answer
             self._close()
             raise
+        took_elsewhere(seconds)
         return _split(reply)
 
     def _read(self, n: int) -> bytes:

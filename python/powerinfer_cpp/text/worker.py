@@ -7,6 +7,7 @@ always be killed.
 
 import atexit
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -18,10 +19,18 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from .processor_time import took_elsewhere
+
 MAX_SECONDS = 2.0  # limit of wall-clock time, and default limit of processor time
 MAX_MEMORY = 384 << 20  # address space of the process, some 30 MiB of it the interpreter's
 MAX_REPLY = 128 << 20  # bytes: a prompt of 16 Mi characters as JSON
 START_SECONDS = 20.0  # a start takes 0.1 s; more on a busy machine with a slow disk
+
+# Only our process gets a terminal's Ctrl-C. A session of its own would keep that away, too, but
+# Linux shares processors among sessions first (autogroup): there a process steps back for nobody.
+APART: dict[str, Any] = (
+    {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+)
 
 _TIME_IS_UP = -getattr(signal, "SIGPROF", -1)
 _SERVE = Path(__file__).parent / "children" / "serve.py"
@@ -116,6 +125,7 @@ class Worker:
             except BaseException:  # also Ctrl-C: the next request must not get this reply
                 self._end(0)
                 raise
+        took_elsewhere(self._seconds if reply is None else reply["seconds"])
         if reply is None:
             if self._late or code == _TIME_IS_UP:
                 raise Refused(f"takes more than {self._seconds:g} s", True)
@@ -135,21 +145,20 @@ class Worker:
         limits = (str(MAX_MEMORY), str(self._seconds))
         try:
             # -I -S: imports come only from the packages' folders, whatever the environment says.
-            # A new session: only our process gets a terminal's Ctrl-C.
             self._process = subprocess.Popen(
                 [interpreter, "-I", "-S", str(_SERVE), self._module, *limits, *folders],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
-                start_new_session=True,
+                **APART,
             )
         except (OSError, ValueError) as error:
             raise WorkerMissing(f"{interpreter} does not start: {error}") from None
-        step_back(self._process.pid, self._niceness)
         if self._exchange(b"", START_SECONDS) != {"value": "ready"}:
             self._end()
             raise WorkerMissing(f"{interpreter} does not start as a Python interpreter")
+        step_back(self._process.pid, self._niceness)
 
     def _exchange(self, data: bytes, seconds: float) -> dict[str, Any] | None:
         """The reply; None if the process ended or was killed before it."""
@@ -209,3 +218,28 @@ class Worker:
             process.stdin.close()
             process.stdout.close()
             process.returncode = 0  # do not wait for it
+
+
+class Workers:
+    """Processes of one kind: who asks beside another has one of its own, and waits for nobody. of:
+    the arguments of Worker, which says what they are."""
+
+    def __init__(self, *of: Any, **more: Any):
+        self._make = functools.partial(Worker, *of, **more)
+        self._free: list[Worker] = []  # those that ran last come last
+
+    def ask(self, **request: Any) -> Any:
+        """As Worker.ask."""
+        try:
+            worker = self._free.pop()
+        except IndexError:
+            worker = self._make()
+        try:
+            return worker.ask(**request)
+        finally:
+            self._free.append(worker)
+
+    def close(self) -> None:
+        """Ends the processes of those who ask nothing now."""
+        for worker in list(self._free):
+            worker.close()

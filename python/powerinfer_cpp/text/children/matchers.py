@@ -6,8 +6,9 @@ or panic. In a process of its own it cannot hold the engine, and its limits are 
 Arguments: bytes of memory and seconds of processor time, and the folders of the packages. On stdin,
 a Unix socket, comes the vocabulary (numbers of tokens and the end token, lengths, bytes of tokens).
 Each message after that carries a socket to a text: the process forks, and the fork answers there.
-Its first frame is the grammar; the others are tokens that were chosen. Each answer is a frame: 0 or
-1 (may the text end here?) and the mask, or 2 and an error in words.
+Its first frame is the grammar; the others are tokens that were chosen. Each answer is a frame with
+the processor time that it took, in front of the bytes: 0 or 1 (may the text end here?) and the
+mask, or 2 and an error in words.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from typing import Any
 
 
@@ -109,10 +111,12 @@ def _serve(channel: int, vocabulary: Any, memory: int, seconds: float) -> None:
         (n,) = struct.unpack("<I", _read(channel, 4))
         tokens = struct.unpack(f"<{n // 4}i", _read(channel, n))
         limit_time(seconds)
+        took = -time.process_time()
         matcher = matcher or Matcher(vocabulary, grammar)
         reply = matcher.mask(list(tokens))
         limit_time(0)
-        write_all(channel, struct.pack("<I", len(reply)) + reply)
+        took += time.process_time()
+        write_all(channel, struct.pack("<Id", len(reply), took) + reply)
 
 
 def main(memory: str, seconds: str, *folders: str) -> None:
