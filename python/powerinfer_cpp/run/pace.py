@@ -1,5 +1,6 @@
-"""How fast prompts may be read while texts are written."""
+"""How fast prompts may be read while texts are written, and how long masks are waited for."""
 
+import math
 from collections.abc import Iterable, Mapping
 
 # How long a step may take while texts are written and a prompt waits, and the least rows of a
@@ -7,9 +8,10 @@ from collections.abc import Iterable, Mapping
 STEP_SECONDS = 0.25
 LEAST_CHUNK = 16
 
-# Rows of prompts that a sender gets at once while others write: an ordinary prompt. Beyond, its
-# prompts get a share of the time.
+# What a sender gets at once while others write: rows of prompts, an ordinary one, and seconds in
+# which a step waits for masks. Beyond, it gets a share of the time.
 BURST = 512
+MASK_BURST = 0.25
 # The least of these shares; it is one of all senders, if that is more.
 LEAST_SHARE = 0.05
 
@@ -20,7 +22,7 @@ class Pace:
     def __init__(self) -> None:
         self.row_seconds = 0.0  # of a row of a step with a prompt, on average; 0: not known yet
         self._write_seconds = 0.0  # of a step without one
-        self.credit = Credit()
+        self.prompts, self.masks = Credit(), Credit()
 
     def most_beside(self, n_batch: int) -> int:
         """Rows of prompts that a step may have beside those of texts that are written."""
@@ -32,8 +34,12 @@ class Pace:
         """Of the rows that a sender's prompts want, those that they get now."""
         if not others_write or not self.row_seconds:
             return wanted
-        may = self.credit.rows(sender, self.row_seconds)
+        may = int(BURST - self.prompts.spent(sender) / self.row_seconds)
         return min(wanted, may) if may >= min(wanted, LEAST_CHUNK) else 0
+
+    def patience(self, sender: str, others_write: bool) -> float:
+        """Seconds that a step may wait for the masks of a sender."""
+        return max(0.0, MASK_BURST - self.masks.spent(sender)) if others_write else math.inf
 
     def count(
         self, prompts: Mapping[str, int], n_writing: int, seconds: float, senders: Iterable[str]
@@ -48,9 +54,12 @@ class Pace:
         elif self.row_seconds:
             # Rows of a long context take longer than others, so their time is counted.
             more = seconds - self._write_seconds if n_writing else seconds
+            most = 2 * BURST * self.row_seconds  # nobody owes more
             for sender, n in prompts.items():
-                self.credit.spend(sender, max(0.0, more) * n / n_prompt, self.row_seconds)
-        self.credit.earn(seconds, senders)
+                self.prompts.spend(sender, max(0.0, more) * n / n_prompt, most)
+        part = share(len(set(senders)))
+        self.prompts.earn(seconds * part)
+        self.masks.earn(seconds * part)
 
 
 def _part(mean: float, value: float) -> float:
@@ -58,29 +67,25 @@ def _part(mean: float, value: float) -> float:
     return (value - mean) * (0.3 if mean else 1)
 
 
-class Credit:
-    """Time that the prompts of each sender may take while others write, in seconds.
+def share(n: int) -> float:
+    """Of the time, what one of n senders gets."""
+    return max(LEAST_SHARE, 1 / max(1, n))
 
-    A long prompt must not hold up those who write, nor an ordinary one: each sender has the time of
-    BURST rows, and it comes back with the sender's share of the time.
-    """
+
+class Credit:
+    """Time that each sender has taken from others, in seconds, until it comes back."""
 
     def __init__(self) -> None:
         self._spent: dict[str, float] = {}
 
-    def rows(self, sender: str, row_seconds: float) -> int:
-        """Rows that it may take now. row_seconds: of one."""
-        return max(0, int(BURST - self._spent.get(sender, 0.0) / row_seconds))
+    def spent(self, sender: str) -> float:
+        """What a sender has taken, and not got back."""
+        return self._spent.get(sender, 0.0)
 
-    def spend(self, sender: str, seconds: float, row_seconds: float) -> None:
-        """Counts the time of its prompts; nobody owes more than that of twice BURST."""
-        spent = self._spent.get(sender, 0.0) + seconds
-        self._spent[sender] = min(2 * BURST * row_seconds, spent)
+    def spend(self, sender: str, seconds: float, most: float = math.inf) -> None:
+        """Counts what a sender takes; together no more than most."""
+        self._spent[sender] = min(most, self.spent(sender) + seconds)
 
-    def earn(self, seconds: float, senders: Iterable[str]) -> None:
-        """Gives back what so much time is for each: to all who spent, by the number of senders that
-        are at work."""
-        share = seconds * max(LEAST_SHARE, 1 / max(1, len(set(senders))))
-        self._spent = {
-            sender: spent - share for sender, spent in self._spent.items() if spent > share
-        }
+    def earn(self, seconds: float) -> None:
+        """Gives so much back to all who spent."""
+        self._spent = {s: spent - seconds for s, spent in self._spent.items() if spent > seconds}

@@ -9,7 +9,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -400,10 +400,10 @@ class Scheduler:
             chosen = dict(zip(plain, tokens, strict=True))
         except ValueError:  # one of them has no token to choose; which one is found below
             pass
-        until = time.monotonic() + MASK_SECONDS
+        until, senders = time.monotonic() + MASK_SECONDS, {text.sender for text in ready}
         for text in ready:
             logits = self._session.logits(text.row)
-            if text not in chosen and not text.ready(max(0.0, until - time.monotonic())):
+            if text not in chosen and not self._has_mask(text, until, senders - {text.sender}):
                 text.late, text.guessed = logits.copy(), NO_IDS
                 self._session.truncate(text.n_done, text.seq)
                 continue
@@ -411,6 +411,16 @@ class Scheduler:
             if update is not None:
                 updates.append(update)
         return updates
+
+    def _has_mask(self, text: Generation, until: float, others: Collection[str]) -> bool:
+        """Can its token be chosen? Waits until then, if its sender has not made others wait too
+        often."""
+        begin = time.monotonic()
+        patience = self._pace.patience(text.sender, bool(others))
+        found = text.ready(max(0.0, min(patience, until - begin)))
+        if others:
+            self._pace.masks.spend(text.sender, time.monotonic() - begin)
+        return found
 
     def _choose_late(self, seconds: float) -> list[Update]:
         """Chooses the tokens that had to wait; waits so long for one of them."""

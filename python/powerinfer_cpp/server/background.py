@@ -10,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from ..text.processor_time import Measured, took_elsewhere
+
 Result = TypeVar("Result")
 
 N_THREADS = 16  # more than the places that use them
@@ -34,8 +36,13 @@ class Background:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def call(self, work: Callable[[], Result]) -> Result:
-        """The same for other threads than the event loop's; waits for it."""
-        return self._pool.submit(work).result()
+        """The same for other threads than the event loop's; waits for it, and counts its time as
+        that of the thread that asks."""
+        measured = Measured(work)
+        try:
+            return self._pool.submit(measured).result()
+        finally:
+            took_elsewhere(measured.seconds)
 
     @functools.cached_property
     def _pool(self) -> ThreadPoolExecutor:
