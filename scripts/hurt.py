@@ -39,14 +39,23 @@ class Hostile:
 
     def __init__(self, host: str, port: int, n_ctx: int):
         self._address, self.n_ctx = (host, port), n_ctx
+        self._made = b""
         self.got: collections.Counter[str] = collections.Counter()
+
+    def once(self, make: Callable[[], Any]) -> bytes:
+        """The body that make gives, made only once: a client elsewhere takes no time from the
+        server to write its bodies."""
+        self._made = self._made or json.dumps(make()).encode()
+        return self._made
 
     @contextlib.asynccontextmanager
     async def sent(self, path: str, body: Any) -> AsyncIterator[asyncio.StreamReader]:
-        """A connection on which a request was sent; body: None for GET."""
+        """A connection on which a request was sent; body: bytes, or what is sent as JSON; None for
+        GET."""
         reader, writer = await asyncio.open_connection(*self._address)
         try:
-            data = b"" if body is None else json.dumps(body).encode()
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            data = b"" if body is None else data
             head = f"{'GET' if body is None else 'POST'} /{path} HTTP/1.1\r\n"
             head += f"Host: {self._address[0]}\r\nAuthorization: Bearer {KEY % 0}\r\n"
             head += f"Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -79,23 +88,30 @@ async def recorded(hostile: Hostile, i: int) -> None:
 
 async def echoed(hostile: Hostile, i: int) -> None:
     """Many prompts whose tokens are recorded."""
-    body = {"prompt": [f"{j} {WORDS * 8}" for j in range(400)], "max_tokens": 1, "echo": True}
-    await hostile.ask("v1/completions", {**body, "logprobs": 5})
+    options = {"max_tokens": 1, "echo": True, "logprobs": 5}
+
+    def make() -> Any:
+        return {"prompt": [f"{j} {WORDS * 8}" for j in range(400)], **options}
+
+    await hostile.ask("v1/completions", hostile.once(make))
 
 
 async def tokenize(hostile: Hostile, i: int) -> None:
     """Texts of 8 MB."""
-    await hostile.ask("tokenize", {"content": WORDS * (7_800_000 // len(WORDS))})
+    text = WORDS * (7_800_000 // len(WORDS))
+    await hostile.ask("tokenize", hostile.once(lambda: {"content": text}))
 
 
 async def long_bodies(hostile: Hostile, i: int) -> None:
     """Prompts of 8 MB, which no context holds."""
-    await hostile.ask("v1/completions", {"prompt": WORDS * (7_800_000 // len(WORDS))})
+    text = WORDS * (7_800_000 // len(WORDS))
+    await hostile.ask("v1/completions", hostile.once(lambda: {"prompt": text}))
 
 
 async def detokenize(hostile: Hostile, i: int) -> None:
     """More than a million ids."""
-    await hostile.ask("detokenize", {"tokens": [500 + j % 1000 for j in range(1_500_000)]})
+    body = hostile.once(lambda: {"tokens": [500 + j % 1000 for j in range(1_500_000)]})
+    await hostile.ask("detokenize", body)
     await hostile.ask("tokenizer_info", None)
 
 
@@ -147,7 +163,8 @@ async def grammars(hostile: Hostile, i: int) -> None:
 
 async def embeddings(hostile: Hostile, i: int) -> None:
     """Vectors of 2,048 texts."""
-    await hostile.ask("v1/embeddings", {"input": [f"{j} {WORDS * 4}" for j in range(2048)]})
+    body = hostile.once(lambda: {"input": [f"{j} {WORDS * 4}" for j in range(2048)]})
+    await hostile.ask("v1/embeddings", body)
 
 
 async def texts(hostile: Hostile, i: int) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 import serving
 from powerinfer_cpp.core.model import LONG as LONG_TEXT
 from powerinfer_cpp.core.sampling import Sampling
-from powerinfer_cpp.run.pace import BURST, Credit
+from powerinfer_cpp.run.pace import BURST
 from powerinfer_cpp.run.requests import QueueFull, Request
 from powerinfer_cpp.run.turns import shared
 from powerinfer_cpp.server.background import EMBEDDING, TOKENISING
@@ -82,25 +81,6 @@ def test_senders_take_turns() -> None:
         slow.end("c0", *(f"a{i}" for i in range(4)))
         assert await third == "c0" and await asyncio.gather(*many) == ["a0", "a1", "a2", "a3"]
         assert shares.n_held == shares.n_waiting == 0
-
-    asyncio.run(main())
-
-
-def test_large_work_pauses() -> None:
-    """Its sender has no other place until then, unless nobody would notice."""
-
-    async def main() -> None:
-        noticed = True
-        shares = Shares(2, 1, pause=4.0, busy=lambda: noticed)
-        begin = time.monotonic()
-        for _ in range(2):
-            await shares.run("a", time.sleep, 0.05)
-        assert time.monotonic() - begin >= 6 * 0.05 and shares.n_held == 1
-        await shares.run("b", time.sleep, 0)  # another's
-        await happens(lambda: shares.n_held == 0)
-        noticed = False
-        await shares.run("a", time.sleep, 0.05)
-        await happens(lambda: shares.n_held == 0)
 
     asyncio.run(main())
 
@@ -242,7 +222,7 @@ def test_a_very_long_prompt_gets_a_share_of_the_time(
     wait_for(lambda: writer.first)
 
     def add() -> Any:
-        scheduler._pace.credit.spend("long", (BURST - 20) * 10.0, 10.0)
+        scheduler._pace.prompts.spend("long", (BURST - 20) * 10.0)
         return served.engine.submit(asked(served, "long", 4, LONG_PROMPT))
 
     long = served.engine.call(add)
@@ -252,19 +232,6 @@ def test_a_very_long_prompt_gets_a_share_of_the_time(
     assert {"long": 32} in steps and writer.ended < long.first
     want = alone(model_path, PROMPT, max_tokens=60, temperature=0, logit_bias={2: -100})
     assert desk.text(writer) == want
-
-
-def test_credit() -> None:
-    credit, row = Credit(), 0.01
-    assert credit.rows("a", row) == BURST
-    credit.spend("a", 100 * BURST * row, row)  # no more than twice the burst is owed
-    credit.spend("b", 10 * row, row)
-    assert credit.rows("a", row) == 0 and credit.rows("b", row) == BURST - 10
-    credit.earn(2 * BURST * row, ["a", "b", "a"])
-    credit.earn(100 * row, ["a", "b"])
-    assert credit.rows("a", row) == 50 and credit.rows("b", row) == BURST
-    credit.earn(100 * row, map(str, range(1000)))  # a twentieth at least
-    assert credit.rows("a", row) == 55
 
 
 def test_places_are_shared(served: ServedModel, desk: Desk, model_path: Path) -> None:
@@ -398,7 +365,7 @@ def test_slow_schemas_of_one_client(
 ) -> None:
     """They take no place from another's chats, and one from its schemas."""
     pytest.importorskip("llguidance")
-    gate, asks, ask = threading.Event(), [], grammar_module._worker.ask
+    gate, asks, ask = threading.Event(), [], grammar_module._workers.ask
 
     def slow(**request: Any) -> Any:
         asks.append(request["text"])
@@ -406,7 +373,7 @@ def test_slow_schemas_of_one_client(
             assert gate.wait(serving.SECONDS)
         return ask(**request)
 
-    monkeypatch.setattr(grammar_module._worker, "ask", slow)
+    monkeypatch.setattr(grammar_module._workers, "ask", slow)
     messages = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 
     def schema(name: str) -> dict[str, Any]:

@@ -74,7 +74,9 @@ def test_routes_are_listed(running: serving.Program) -> None:
 
 
 def test_limits_are_those_of_the_code() -> None:
+    from powerinfer_cpp.run import scheduler
     from powerinfer_cpp.run.pace import BURST, LEAST_SHARE
+    from powerinfer_cpp.server.app import REQUEST_BURST, REQUEST_SECONDS
     from powerinfer_cpp.server.recorded import CANDIDATE_BYTES, TOKEN_BYTES
     from powerinfer_cpp.server.settings import Settings
     from powerinfer_cpp.text.grammar import MAX_TEXT, SECONDS
@@ -89,6 +91,9 @@ def test_limits_are_those_of_the_code() -> None:
         f"Each counts {TOKEN_BYTES} bytes and {CANDIDATE_BYTES} for each candidate",
         f"{BURST} rows of prompts are read at full speed",
         f"but {LEAST_SHARE:.0%} at least",
+        f"a client gets {LEAST_SHARE / REQUEST_SECONDS:.0f} in a second beside 19 others, "
+        f"after {REQUEST_BURST / REQUEST_SECONDS:.0f} at once",
+        f"a step waits at most {1e3 * scheduler.MASK_SECONDS:.0f} ms for masks",
         f"| {of.max_headers >> 10} kB, {of.header_seconds:g} s to arrive |",
         f"| {of.send_seconds:g} s |",
         f"| {of.max_n}, {of.max_inputs} |",

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -40,9 +41,9 @@ from .dialects.responses import ResponsesBody, responses_job
 from .errors import Refusal, refusal_of
 from .limits import Arriving, Body, Guard, Guarded, check_depth, owner_key, refused
 from .models import Models
-from .recorded import Recorded, recorded_bytes
+from .recorded import Recorded, packed, recorded_bytes
 from .settings import Settings
-from .shares import Shares
+from .shares import ProcessorTime, Shares
 from .texts import Job, answer
 from .update_queues import UpdateQueues
 from .view import View
@@ -57,8 +58,10 @@ _TYPES = {
 _POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; \
 frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 
-# For how many times as long as large work took its place is kept while texts are written.
-LARGE_PAUSE, GRAMMAR_PAUSE, TOLD_PAUSE = 4.0, 1.0, 9.0
+# What a client may take of the processor at once beside texts that are written: seconds of work,
+# and requests, each of which counts for what the event loop does for it.
+WORK_BURST, REQUEST_BURST, REQUEST_SECONDS = 0.5, 0.5, 0.001
+TOLD_SECONDS = 0.1  # for so long what a server tells may be told again, while texts are written
 REFUSED_SECONDS = 0.25  # until a client is told that it asks for too much at once
 # Fields that ask for a grammar.
 _WITH_GRAMMAR = ("grammar", "response_format", "tools", "text", "output_config", "json_schema")
@@ -96,14 +99,15 @@ class Server:
         self.arriving = Arriving()
         self._recorded = Recorded(settings.max_recorded)
         self._began = int(time.time())
-        # What may take long runs in threads, and each sender has a share of them. The processes
-        # for templates and for grammars are one each.
-        self._tokenising, self._templates = Shares(4, 2), Shares(4, 2)
-        self._embedding = Shares(1, 1)
-        # These hold a processor, or Python's lock, for a second or more.
-        self._grammars = Shares(4, 1, GRAMMAR_PAUSE, self._busy)
-        self._large = Shares(4, 1, LARGE_PAUSE, self._busy)
-        self._telling = Shares(4, 1, TOLD_PAUSE, self._busy)
+        # What may take long runs in threads. Each sender has a share of them and of the time: one
+        # for work of some milliseconds, another for what may take a second.
+        quick, long = (ProcessorTime(self._writing, WORK_BURST) for _ in range(2))
+        self._tokenising, self._templates = Shares(4, 2, quick), Shares(4, 2, quick)
+        self._telling = Shares(4, 1, quick)
+        self._grammars, self._large = Shares(4, 1, long), Shares(4, 1, long)
+        self._embedding = Shares(1, 1, long)
+        self._requests = ProcessorTime(self._writing, REQUEST_BURST)
+        self._answers: dict[Any, tuple[float, bytes]] = {}  # what was told, and when
         self._views: dict[str, View] = {}
         self._files = {f"/{file.name}": file for file in PAGE.glob("*.*") if file.suffix in _TYPES}
         if "/index.html" in self._files:
@@ -141,12 +145,20 @@ class Server:
         )
         if guarded:
             guard = Guard(settings, self._files.__contains__)
-            self.app.add_middleware(Guarded, guard=guard)
+            self.app.add_middleware(Guarded, guard=guard, turn=self._turn)
         self.app.state.server = self
 
-    def _busy(self) -> bool:
-        """Does any model write texts?"""
-        return any(model.scheduler.n_active for model in self.models.all().values())
+    def _writing(self) -> set[str]:
+        """The senders whose texts are written now."""
+        models = self.models.all().values()
+        texts = [text for model in models for text in model.engine.snapshot.texts]
+        return {ticket.request.sender for ticket, *_ in texts}
+
+    async def _turn(self, sender: str) -> None:
+        """Waits until a sender may ask; who asks without end does so for a share of the time."""
+        self._requests.spend(sender, REQUEST_SECONDS)
+        if seconds := self._requests.wait(sender):
+            await asyncio.sleep(seconds)
 
     def _both(self, path: str, serve: Serve, methods: list[str]) -> list[Route]:
         """A route with and without /v1, as llama.cpp has them."""
@@ -295,7 +307,7 @@ class Server:
         def work() -> bytes:
             with about_request():
                 data = model.detokenize(body.tokens, special=True)
-            text = data.decode("utf-8", "replace")
+            text = packed(data.decode("utf-8", "replace"))
             return encode({"content": text, "prompt": text})
 
         return _as_json(await self._shared(self._tokenising, request, work))
@@ -314,9 +326,21 @@ class Server:
 
     # ---- Status --------------------------------------------------------------------------
 
-    async def _told(self, request: Request, tell: Callable[..., Any], *of: Any) -> bytes:
-        """What tell says, as JSON; a client that asks for it again and again waits for itself."""
-        return await self._shared(self._telling, request, lambda: encode(tell(*of)))
+    async def _told(
+        self,
+        request: Request,
+        tell: Callable[..., Any],
+        *of: Any,
+        written: Callable[[Any], bytes] = encode,
+    ) -> bytes:
+        """What tell says, as JSON. While texts are written, all who ask within TOLD_SECONDS get the
+        same."""
+        when, data = self._answers.get((tell, of), (-math.inf, b""))
+        if time.monotonic() - when < TOLD_SECONDS and self._writing():
+            return data
+        data = await self._shared(self._telling, request, lambda: written(tell(*of)))
+        self._answers[tell, of] = time.monotonic(), data
+        return data
 
     async def _health(self, request: Request) -> Response:
         if self.models.fault is not None:
@@ -345,7 +369,7 @@ class Server:
         return _as_json(await self._told(request, status.slots, model))
 
     async def _metrics(self, request: Request) -> Response:
-        text = await self._shared(self._telling, request, status.metrics, self.models)
+        text = await self._told(request, status.metrics, self.models, written=bytes)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     # ---- The page ------------------------------------------------------------------------

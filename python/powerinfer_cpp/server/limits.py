@@ -3,7 +3,7 @@
 import hmac
 import ipaddress
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,6 +42,7 @@ class Guard:
         scope["owner"] then says for whom: the number of a key, or "" for all without one; and
         scope["sender"] who takes turns with others: also a key, or an address."""
         headers, path = Headers(scope=scope), scope["path"]
+        scope["sender"] = sender_of(scope.get("client"))
         origin = headers.get("origin")
         try:
             self._check_host(headers.get("host", ""))
@@ -51,7 +52,7 @@ class Guard:
                 return Response(status_code=204, headers=allowed)
             if path not in OPEN_PATHS and not self._is_page(path):
                 scope["owner"] = self._owner(headers)
-            scope["sender"] = scope.get("owner") or sender_of(scope.get("client"))
+            scope["sender"] = scope.get("owner") or scope["sender"]
         except Refusal as refusal:
             return refused(refusal, path)
         return None
@@ -105,16 +106,17 @@ def owner_key(owner: str, settings: Settings) -> bytes:
 
 
 class Guarded:
-    """An ASGI application that a guard stands before."""
+    """An ASGI application that a guard stands before. turn: waits until a sender may ask."""
 
-    def __init__(self, app: ASGIApp, guard: Guard):
-        self._app, self._guard = app, guard
+    def __init__(self, app: ASGIApp, guard: Guard, turn: Callable[[str], Awaitable[None]]):
+        self._app, self._guard, self._turn = app, guard, turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         at_once = self._guard.answer(scope)
+        await self._turn(scope["sender"])
         if at_once is not None:
             await at_once(scope, receive, send)
             return

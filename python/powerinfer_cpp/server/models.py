@@ -78,9 +78,9 @@ class Models:
         self._closing = True
         if self._thread.is_alive():
             self._thread.join()
-        for model in self._open.values():
+        opened, self._open = self._open, {}
+        for model in opened.values():
             model.close()
-        self._open = {}
 
     def _chat_format(self, path: Path) -> str | None:
         named: str | None = self._options.get("chat_format")

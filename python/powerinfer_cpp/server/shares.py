@@ -1,37 +1,78 @@
-"""Places for work that may take long, shared fairly among those who send it."""
+"""Places and time for work beside the engine, shared fairly among those who send it."""
 
 import asyncio
+import functools
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
+from ..run.pace import Credit, share
+from ..text.processor_time import Measured
 from .background import Background
 from .errors import Refusal
 
 Result = TypeVar("Result")
 
+RECHECK_SECONDS = 0.5  # for who has no time left: the others may have ended
+
+
+class ProcessorTime:
+    """Seconds of the processor that senders may take beside the engine.
+
+    While others write texts, a sender has `burst` seconds at once, and they come back with its
+    share of the time, as those of its prompts do (`Pace`): one of those who write, and itself.
+    writing: the senders whose texts are written now.
+    """
+
+    def __init__(self, writing: Callable[[], Collection[str]], burst: float):
+        self._writing, self._burst = writing, burst
+        self._credit, self._earned = Credit(), time.monotonic()
+
+    def spend(self, sender: str, seconds: float) -> None:
+        """Counts time that a sender took."""
+        if self._others(sender):
+            self._earn()
+            self._credit.spend(sender, seconds)
+
+    def wait(self, sender: str) -> float:
+        """In how many seconds a sender has time again."""
+        if not self._others(sender):
+            return 0.0
+        self._earn()
+        return max(0.0, self._credit.spent(sender) - self._burst) / self._share()
+
+    def _others(self, sender: str) -> bool:
+        return any(each != sender for each in self._writing())
+
+    def _share(self) -> float:
+        return share(len(self._writing()) + 1)
+
+    def _earn(self) -> None:
+        now = time.monotonic()
+        self._credit.earn((now - self._earned) * self._share())
+        self._earned = now
+
 
 class Shares:
     """Places, of which each sender has only a few at the same time; senders take turns.
 
-    each: places of one sender. pause: a place is kept after its work, for so many times as long as
-    that took, if busy() says that others would notice. most_waiting: of one sender, more are
-    refused. Use it from one event loop.
+    each: places of one sender. processor: what the work takes is counted there, and who has no time
+    left waits. most_waiting: of one sender, more are refused. Use it from one event loop.
     """
 
     def __init__(
         self,
         places: int,
         each: int,
-        pause: float = 0.0,
-        busy: Callable[[], bool] = lambda: True,
+        processor: ProcessorTime | None = None,
         most_waiting: int = 1024,
     ):
         self._free, self._each, self._most_waiting = places, each, most_waiting
-        self._pause, self._busy = pause, busy
+        self._processor = processor
+        self._recheck: asyncio.TimerHandle | None = None
         self._threads = CapacityLimiter(places)  # not those that all others share
         self._held: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
@@ -60,18 +101,16 @@ class Shares:
             self._take(sender)
         else:
             await self._turn(sender)
+        measured = Measured(functools.partial(work, *of))
         if background is not None:
-            task = asyncio.ensure_future(background.run(work, *of))
+            task = asyncio.ensure_future(background.run(measured))
         else:
-            task = asyncio.ensure_future(to_thread.run_sync(work, *of, limiter=self._threads))
-
-        loop, begun = asyncio.get_running_loop(), time.monotonic()
+            task = asyncio.ensure_future(to_thread.run_sync(measured, limiter=self._threads))
 
         def done(task: asyncio.Future[Result]) -> None:
-            if self._pause and self._busy():
-                loop.call_later(self._pause * (time.monotonic() - begun), self._give_back, sender)
-            else:
-                self._give_back(sender)
+            if self._processor is not None:
+                self._processor.spend(sender, measured.seconds)
+            self._give_back(sender)
             if not task.cancelled():
                 task.exception()  # nobody may be there who reads it
 
@@ -79,7 +118,10 @@ class Shares:
         return await asyncio.shield(task)
 
     def _may_have_one(self, sender: str) -> bool:
-        return self._free > 0 and self._held[sender] < self._each
+        return self._free > 0 and self._held[sender] < self._each and not self._wait(sender)
+
+    def _wait(self, sender: str) -> float:
+        return 0.0 if self._processor is None else self._processor.wait(sender)
 
     def _take(self, sender: str) -> None:
         self._free -= 1
@@ -91,6 +133,7 @@ class Shares:
             raise Refusal(429, f"{len(queue)} requests of this client are waiting already")
         turn = asyncio.get_running_loop().create_future()
         queue.append(turn)
+        self._look_again()
         try:
             await turn  # `_hand_out` takes the place
         except asyncio.CancelledError:
@@ -121,3 +164,18 @@ class Shares:
                 queue.popleft().set_result(None)
             if queue:
                 self._waiting[sender] = queue
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Later, if there are free places and those who wait have no time."""
+        if not self._free or self._recheck is not None:
+            return
+        late = [wait for sender in self._waiting if (wait := self._wait(sender))]
+        if late:
+
+            def again() -> None:
+                self._recheck = None
+                self._hand_out()
+
+            seconds = min(RECHECK_SECONDS, *late)
+            self._recheck = asyncio.get_running_loop().call_later(seconds, again)
