@@ -20,7 +20,7 @@ from .core.logits import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
-from .core.sampling import Sampling
+from .core.sampling import Sampling, without_forgotten
 from .core.session import as_tokens
 from .core.state import BaseLlamaCache, LlamaCache, LlamaRAMCache, LlamaState, common_prefix
 from .llama_core import RANDOM_SEEDS, LlamaCore, combined
@@ -66,6 +66,12 @@ __all__ = [
     "StoppingCriteria",
     "StoppingCriteriaList",
 ]
+
+# Arguments of create_chat_completion that are fields of Sampling, beside those of `sampling`.
+_CHOOSING = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty"),
+    *("frequency_penalty", "presence_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta"),
+)
 
 
 class Llama(LlamaEmbeddings):
@@ -188,7 +194,20 @@ class Llama(LlamaEmbeddings):
         """
         options.refuse(tfs_z=tfs_z != 1.0)
         ids = self._prompts.infill_ids(prompt, suffix) if suffix else self._prompts.ids(prompt)
-        params = Sampling.of(locals())
+        params = Sampling(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            mirostat_mode=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            **without_forgotten(sampling),
+        )
         limit = self._limit(ids, max_tokens)
         processors = self._processors(logits_processor, logit_bias, grammar)
         criteria = combined(stopping_criteria, StoppingCriteriaList)
@@ -370,7 +389,9 @@ class Llama(LlamaEmbeddings):
             given["messages"], *tools, grammar, chat_format=chat_format, thinking=thinking
         )
         ids = self._prompts.ids(turn.text)
-        params = Sampling.of(given)
+        params = Sampling(
+            **{name: given[name] for name in _CHOOSING}, **without_forgotten(given["sampling"])
+        )
         limit = self._limit(ids, given["max_tokens"])
         processors = self._processors(
             given["logits_processor"], given["logit_bias"], turn.grammar, turn.limit

@@ -19,7 +19,7 @@ from .core.logits import (
     StoppingCriteriaList,
     processed,
 )
-from .core.sampling import Sampling
+from .core.sampling import Sampling, without_forgotten
 from .core.session import as_tokens
 from .core.state import LlamaState, common_prefix
 from .core.stats import Meter
@@ -138,7 +138,17 @@ class LlamaTokens(LlamaCore):
         Mirostat learns over a text, so here it begins anew with each token.
         Raises ValueError if nothing has been computed, or if the logits of `idx` were not kept.
         """
-        params = Sampling.of(locals())
+        params = Sampling(
+            temperature=temp,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            **without_forgotten(sampling),
+        )
         processors = self._processors(logits_processor, None, grammar)
         with self._lock:
             context = self._computing
@@ -178,7 +188,17 @@ class LlamaTokens(LlamaCore):
         appended as a prompt.
         Raises ValueError for no tokens, ContextOverflowError when the context is full.
         """
-        params = Sampling.of(locals())
+        params = Sampling(
+            temperature=temp,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            **without_forgotten(sampling),
+        )
         with self._lock:
             seed = self._rng.getrandbits(32)
         processors = self._processors(logits_processor, None, grammar)

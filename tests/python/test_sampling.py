@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from powerinfer_cpp._native import ffi, lib
 from powerinfer_cpp.cli import chat
-from powerinfer_cpp.core.sampling import Sampling
+from powerinfer_cpp.core.sampler import Samplers
+from powerinfer_cpp.core.sampling import Sampling, without_forgotten
 
 from powerinfer_cpp import Llama
 
@@ -82,34 +83,66 @@ def test_the_table_is_the_engines() -> None:
         assert len(repr(default)) < 5  # as somebody would write it
 
 
-def test_of() -> None:
-    assert Sampling.of({"temp": 0.5, "top_k": 3, "stream": True}) == Sampling(0.5, 3)
-    assert Sampling.of({}) == Sampling.of({"sampling": {"tfs_z": 0.5, "penalize_nl": False}})
-    assert Sampling.of({}) == Sampling()
+def test_values_that_are_given() -> None:
     given = {"samplers": ["top_k"], "dry_sequence_breakers": ["a"]}
-    assert Sampling.of({"sampling": given}) == Sampling(
-        samplers=("top_k",), dry_sequence_breakers=("a",)
-    )
+    assert Sampling(**given) == Sampling(samplers=("top_k",), dry_sequence_breakers=("a",))
     for name in given:
         with pytest.raises(ValueError, match=f"{name} must be a list of texts, not 'top_k'"):
-            Sampling.of({name: "top_k"})
+            Sampling(**{name: "top_k"})
+    with pytest.raises(ValueError, match="top_k must be a whole number, not 0.5"):
+        Sampling(top_k=0.5)
+    assert without_forgotten({"tfs_z": 0.5, "penalize_nl": False, "dry_base": 2.0}) == {
+        "dry_base": 2.0
+    }
+
+
+@pytest.mark.parametrize("method", PROMISED)
+def test_each_parameter_reaches_its_field(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Each value is another one, so that none can take the place of another."""
+    names = [*Sampling().keywords()]
+    given = {name: 1 + i for i, name in enumerate(names[: names.index("dry_sequence_breakers")])}
+    seen: list[Sampling] = []
+
+    def make(self: Samplers, params: Sampling, *_: object) -> None:
+        seen.append(params)
+        raise InterruptedError
+
+    monkeypatch.setattr(Samplers, "make", make)
+    first = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "tokens": [1]}
+    more = {name: first[name] for name in parameters(method) if name in first}
+    more |= given
+    if "temp" in parameters(method):
+        more["temp"] = more.pop("temperature")
+    with Llama(model_path, n_ctx=64, verbose=False) as llm:
+        llm.eval([1])
+        with pytest.raises(InterruptedError):
+            found = getattr(llm, method)(**more)
+            next(found)
+    assert seen == [Sampling(**given)]
 
 
 def test_the_command_has_an_option_for_each() -> None:
     parser = argparse.ArgumentParser()
     chat.add_arguments(parser)
-    assert Sampling.of(vars(parser.parse_args(["m.gguf"]))) == Sampling()
+
+    def sampling(*flags: str) -> Sampling:
+        args = vars(parser.parse_args(["m.gguf", *flags]))
+        return Sampling(**{name: args[name] for name in Sampling().keywords()})
+
+    assert sampling() == Sampling()
     flags = "--temp 1 --top-k 2 --top-p 0.3 --min-p 0.4 --typical 0.5 --repeat-penalty 6"
     flags += " --frequency-penalty 7 --presence-penalty 8"
     flags += " --top-n-sigma 9 --xtc-probability 0.1 --xtc-threshold 0.2 --dynatemp-range 0.3"
     flags += " --dynatemp-exp 1.1 --mirostat 2 --mirostat-ent 6.5 --mirostat-lr 0.4"
     flags += " --dry-multiplier 0.8 --dry-base 1.5 --dry-allowed-length 3 --dry-penalty-last-n 9"
     flags += " --dry-sequence-breaker a --dry-sequence-breaker b --samplers top_k;xtc"
-    given = Sampling.of(vars(parser.parse_args(["m.gguf", *flags.split()])))
     expected = (1.0, 2, 0.3, 0.4, 0.5, 6.0, 7.0, 8.0, 9.0, 0.1, 0.2, 0.3, 1.1, 2, 6.5, 0.4)
-    assert given == Sampling(*expected, 0.8, 1.5, 3, 9, ("a", "b"), ("top_k", "xtc"))
-    none = parser.parse_args(["m.gguf", "--dry-sequence-breaker", "none"])
-    assert Sampling.of(vars(none)).dry_sequence_breakers == ()
+    assert sampling(*flags.split()) == Sampling(
+        *expected, 0.8, 1.5, 3, 9, ("a", "b"), ("top_k", "xtc")
+    )
+    assert sampling("--dry-sequence-breaker", "none").dry_sequence_breakers == ()
 
 
 def test_further_samplers(model_path: Path) -> None:

@@ -258,7 +258,7 @@ def writing(llm: Llama, args: argparse.Namespace) -> dict[str, Any]:
         "max_tokens": args.predict,
         "logit_bias": bias or None,
         "grammar": _grammar(args),
-        **Sampling.of(vars(args)).keywords(),
+        **{name: getattr(args, name) for name in Sampling().keywords()},
         "dry_sequence_breakers": [os.fsdecode(text) for text in breakers],
     }
 

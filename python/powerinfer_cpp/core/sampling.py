@@ -1,7 +1,7 @@
 """Sampling parameters by name, with the engine's defaults."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,11 @@ def _default(name: str) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-# Arguments of llama-cpp-python that llama.cpp has forgotten the meaning of.
-_FORGOTTEN = ("tfs_z", "penalize_nl")
-
-
 @dataclass(frozen=True)
 class Sampling:
     """Fields of pi_sampler_params that callers choose for each text; powerinfer.h describes them.
-    The seed and repeat_last_n are not included: `Llama` has one value for all texts."""
+    The seed and repeat_last_n are not included: `Llama` has one value for all texts. Raises
+    ValueError for values of wrong types."""
 
     temperature: float = _default("temperature")
     top_k: int = _default("top_k")
@@ -51,34 +48,11 @@ class Sampling:
     samplers: Sequence[str] | None = None  # names in order; None: the engine's order
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self,
-            "dry_sequence_breakers",
-            _texts("dry_sequence_breakers", self.dry_sequence_breakers),
-        )
-        if self.samplers is not None:
-            object.__setattr__(self, "samplers", _texts("samplers", self.samplers))
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Sampling":
-        """The fields in a function's arguments, e.g. `locals()`; `temp` is temperature.
-
-        `sampling` holds further arguments: raises TypeError for those that are no fields, and
-        ignores some old ones. Raises ValueError for values of wrong types.
-        """
-        more = {k: v for k, v in given.get("sampling", {}).items() if k not in _FORGOTTEN}
-        if "temp" in given:
-            given = {**given, "temperature": given["temp"]}
-        names = [f.name for f in fields(cls)]
-        for name in more:
-            if name not in names or name in given:
-                raise TypeError(f"unexpected keyword argument {name!r}")
-        given = {**given, **more}
-        found = {name: given[name] for name in names if name in given}
         for name in ("top_k", "mirostat_mode", "dry_allowed_length", "dry_penalty_last_n"):
-            if name in found:
-                found[name] = whole(name, found[name])
-        return cls(**found)
+            object.__setattr__(self, name, whole(name, getattr(self, name)))
+        for name in ("dry_sequence_breakers", "samplers"):
+            if (texts := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _texts(name, texts))
 
     @property
     def looks_back(self) -> int:
@@ -88,6 +62,11 @@ class Sampling:
     def keywords(self) -> dict[str, Any]:
         """The fields as arguments of `Llama.create_completion` and fields of pi_sampler_params."""
         return dict(vars(self))  # none of them is a dataclass, and requests come in thousands
+
+
+def without_forgotten(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments without those of llama-cpp-python whose meaning llama.cpp has forgotten."""
+    return {name: given[name] for name in given.keys() - {"tfs_z", "penalize_nl"}}
 
 
 def _texts(name: str, given: Any) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ class _Completer:
     ):
         self._writer = BulkWriter(model, **_options(threads, options))
         self._column, self._output, self._request = column, output, request
-        self._params = Sampling.of(sampling)
+        self._params = Sampling(**sampling)
 
     def __call__(self, batch: Batch) -> Batch:
         requests = (

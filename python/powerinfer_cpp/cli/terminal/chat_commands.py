@@ -170,7 +170,8 @@ class Commands:
         if name == "max_tokens" and not -2 <= value < 1 << 31:
             raise ValueError("max_tokens is out of range: -1 (until the end) or a number of tokens")
         changed = {**self._talk.keywords, name: value}
-        self._talk.llm._samplers.make(Sampling.of(changed), 0)  # refuses what it cannot use
+        params = Sampling(**{key: changed[key] for key in Sampling().keywords()})
+        self._talk.llm._samplers.make(params, 0)  # refuses what it cannot use
         self._talk.keywords = changed
         self._tell(f"{name} = {value}\n")
 
