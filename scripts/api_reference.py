@@ -76,11 +76,8 @@ SECTIONS: dict[str, dict[str, str]] = {
 # Names of the package that stand under others: other names for the same thing, and types.
 ELSEWHERE = {"LlamaCache", "LogitsProcessor", "StoppingCriteria", "__version__"}
 PARTS = {
-    "LlamaCore": "The model, its text and its memory",
-    "LlamaTokens": "Token by token",
-    "LlamaEmbeddings": "Embeddings",
-    "Llama": "Texts and chats",
-    "UsesAdapters": "LoRA adapters",
+    "LlamaTokens": "The model, token by token",
+    "Llama": "Texts, chats and embeddings",
 }
 
 
@@ -219,6 +216,8 @@ def a_class(name: str, kind: type) -> str:
     elif issubclass(kind, Exception):
         text.append(f"A kind of {', '.join(base.__name__ for base in kind.__bases__)}.\n")
     text.append(doc(name, kind) + "\n")
+    if own is not None and own.__module__.startswith("powerinfer_cpp") and own.__init__.__doc__:
+        text.append(inspect.getdoc(own.__init__) + "\n")
     parts: dict[str, list[str]] = {}
     for each, base, thing in members(kind):
         part = PARTS[base.__name__] if kind is powerinfer_cpp.Llama else ""

@@ -1,16 +1,11 @@
 """`Llama`: completions, chats and embeddings of one model, with llama-cpp-python's interface."""
 
-import codecs
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, overload
-
-import numpy as np
 
 from . import hub
 from .core import checks, options
-from .core.errors import ContextOverflowError, OutOfMemoryError
 from .core.logits import (
     AnyStoppingCriteria,
     LogitsProcessor,
@@ -19,16 +14,15 @@ from .core.logits import (
     MinTokensLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
+    combined,
 )
 from .core.sampling import Sampling, without_forgotten
-from .core.session import as_tokens
-from .core.state import BaseLlamaCache, LlamaCache, LlamaRAMCache, LlamaState, common_prefix
-from .llama_core import RANDOM_SEEDS, LlamaCore, combined
-from .llama_embeddings import LlamaEmbeddings
+from .core.state import BaseLlamaCache, LlamaCache, LlamaRAMCache, LlamaState
 from .llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
+from .llama_tokens import LlamaTokens
 from .run.disk_cache import LlamaDiskCache
 from .run.drafts import LlamaDraftModel
-from .run.requests import Request
+from .run.requests import Request, n_following
 from .text import chat, completion
 from .text.answers import (
     ChatChunk,
@@ -37,11 +31,12 @@ from .text.answers import (
     Completion,
     CompletionChunk,
     CompletionOptions,
+    Embedding,
+    Embeddings,
     Samplers,
 )
-from .text.completion import ChatDicts, CompletionDicts, Piece, stop_bytes
+from .text.completion import ChatDicts, CompletionDicts, stop_bytes
 from .text.grammar import LlamaGrammar, response_grammar
-from .text.logprobs import Choice, Placed, choice
 from .text.prompts import Text
 from .text.thinking import THINKING, Thinking
 
@@ -74,8 +69,16 @@ _CHOOSING = (
 )
 
 
-class Llama(LlamaEmbeddings):
-    __doc__ = LlamaCore.__doc__
+class Llama(LlamaTokens):
+    """Runs a GGUF model: text to tokens, tokens to logits, logits to tokens.
+
+    Several threads may use one instance: calls wait for each other. A stream or a `generate` locks
+    the instance only while it computes a token; after another call in between, it computes its own
+    tokens again and continues with the same result.
+
+    Opening raises OSError, ModelFormatError, UnsupportedModelError, OutOfMemoryError, DeviceError,
+    and ValueError naming the option. Unknown keyword arguments are ignored with a warning.
+    """
 
     @classmethod
     def from_pretrained(
@@ -208,23 +211,31 @@ class Llama(LlamaEmbeddings):
             mirostat_eta=mirostat_eta,
             **without_forgotten(sampling),
         )
-        limit = self._limit(ids, max_tokens)
-        processors = self._processors(logits_processor, logit_bias, grammar)
-        criteria = combined(stopping_criteria, StoppingCriteriaList)
         text = self._prompts.text(prompt)
         n_top = None if logprobs is None else _count("logprobs", logprobs)
         if suffix and echo and n_top is not None:
             raise ValueError("a suffix with echo has no logprobs of the prompt")
-        read = self._read(ids, text, n_top) if echo and n_top is not None else []
-        parts = self._pieces(
-            ids, params, limit, stop_bytes(stop), seed, processors, criteria, n_top, len(text), echo
+        limit = n_following(len(ids), self.n_ctx(), max_tokens)
+        processors = self._prompts.processors(logits_processor, logit_bias, grammar)
+        request = Request(
+            ids,
+            limit,
+            params,
+            self._runtime.seed(seed),
+            stop_bytes(stop),
+            processors=lambda: processors,
+            n_top=n_top,
+            offset=len(text),
+            with_end=echo,
+            criteria=combined(stopping_criteria, StoppingCriteriaList),
+            drafts=self._runtime.new_drafts,
         )
-        named = None if logprobs is None else self._prompts.name_bytes
+        read = []
+        if echo and n_top is not None:
+            read = self._prompts.placed(ids, text, self._loop.choices(ids, n_top))
+        named = None if n_top is None else self._prompts.name_bytes
         dicts = CompletionDicts(model or self.model_path, named, (text if echo else "", read))
-        if stream:
-            return completion.stream(dicts, parts)
-        with self._lock:
-            return completion.whole(dicts, parts, len(ids))
+        return self._written(request, dicts, stream)
 
     if TYPE_CHECKING:
         __call__ = create_completion
@@ -351,13 +362,12 @@ class Llama(LlamaEmbeddings):
 
     def set_cache(self, cache: BaseLlamaCache | None) -> None:
         """Caches the states of completions, to reuse common beginnings of prompts; None: off."""
-        with self._lock:
-            self._cache = cache
+        self._loop.cache = cache
 
     @property
     def cache(self) -> BaseLlamaCache | None:
         """What `set_cache` has set."""
-        return self._cache
+        return self._loop.cache
 
     @cache.setter
     def cache(self, cache: BaseLlamaCache | None) -> None:
@@ -371,6 +381,95 @@ class Llama(LlamaEmbeddings):
     def tokenizer_(self) -> LlamaTokenizer:
         """The same, under the name of llama-cpp-python's attribute."""
         return self.tokenizer()
+
+    # ---- Embeddings ----------------------------------------------------------------------
+
+    def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> Embeddings:
+        """Embeddings of texts in OpenAI's shape, each as returned by `embed`."""
+        texts = [input] if isinstance(input, str) else list(input)
+        vectors, n = self.embed(texts, return_count=True)
+        data = [
+            {"object": "embedding", "embedding": vector, "index": i}
+            for i, vector in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": n, "total_tokens": n}
+        return {
+            "object": "list",
+            "data": data,
+            "model": model or self.model_path,
+            "usage": usage,
+        }
+
+    @overload
+    def embed(
+        self,
+        input: str,
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: Literal[False] = False,
+    ) -> Embedding: ...
+
+    @overload
+    def embed(
+        self,
+        input: str,
+        normalize: bool = False,
+        truncate: bool = True,
+        *,
+        return_count: Literal[True],
+    ) -> tuple[Embedding, int]: ...
+
+    @overload
+    def embed(
+        self,
+        input: Sequence[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: Literal[False] = False,
+    ) -> list[Embedding]: ...
+
+    @overload
+    def embed(
+        self,
+        input: Sequence[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        *,
+        return_count: Literal[True],
+    ) -> tuple[list[Embedding], int]: ...
+
+    def embed(
+        self,
+        input: str | Sequence[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: bool = False,
+    ) -> Embedding | list[Embedding] | tuple[Embedding | list[Embedding], int]:
+        """The embedding of a text, or a list of embeddings for a list of texts.
+
+        An embedding is a vector of n_embd numbers: by default the file's pooling of the hidden
+        states after the output norm, one per token, or their mean if it has none; with the
+        constructor's pooling_type=0 it is the list of these. normalize: scale to length 1.
+        truncate: cut texts that exceed the context instead of raising ContextOverflowError.
+        return_count: return a pair with the number of tokens. Raises ValueError unless opened with
+        embedding=True.
+        """
+        texts = [input] if isinstance(input, str) else list(input)
+        found, n = [], 0
+        with self._runtime.held():
+            if self._embedder is None:
+                raise ValueError("embeddings need a Llama opened with embedding=True")
+            for text in texts:
+                ids = self.tokenize(text.encode("utf-8"))
+                vectors = self._embedder.embed(ids, self._runtime.pooling, normalize, truncate)
+                n += min(len(ids), self._embedder.n_ctx)
+                found.append(vectors)
+        value = found[0] if isinstance(input, str) else found
+        return (value, n) if return_count else value
+
+    def pooling_type(self) -> int:
+        """0: embeddings have a vector per token; 1 mean, 2 first, 3 last."""
+        return self._runtime.pooling
 
     # ---- Internal ------------------------------------------------------------------------
 
@@ -392,144 +491,34 @@ class Llama(LlamaEmbeddings):
         params = Sampling(
             **{name: given[name] for name in _CHOOSING}, **without_forgotten(given["sampling"])
         )
-        limit = self._limit(ids, given["max_tokens"])
-        processors = self._processors(
+        limit = n_following(len(ids), self.n_ctx(), given["max_tokens"])
+        processors = self._prompts.processors(
             given["logits_processor"], given["logit_bias"], turn.grammar, turn.limit
         )
-        stops = stop_bytes(given["stop"]) + stop_bytes(turn.stop)
         n_top = _count("top_logprobs", given["top_logprobs"] or 0) if given["logprobs"] else None
-        parts = self._pieces(
-            ids,
-            params,
-            limit,
-            stops,
-            given["seed"],
-            processors,
-            turn.criteria,
-            n_top,
-            shown=turn.shown,
-        )
-        named = None if n_top is None else self._prompts.name_bytes
-        dicts = ChatDicts(given["model"] or self.model_path, named, turn.parser)
-        if given["stream"]:
-            return completion.stream(dicts, parts)
-        with self._lock:
-            return completion.whole(dicts, parts, len(ids))
-
-    def _pieces(
-        self,
-        ids: list[int],
-        params: Sampling,
-        limit: int,
-        stops: list[bytes],
-        seed: int | None,
-        processors: LogitsProcessor | None,
-        criteria: StoppingCriteria | None,
-        n_top: int | None,
-        offset: int = 0,
-        with_end: bool = False,
-        shown: Mapping[str, int] | None = None,
-    ) -> Iterator[Piece]:
-        """The text after ids. n_top: number of likely tokens to record, or None. shown: control
-        tokens that are part of the text."""
-        seed = checks.whole_or_none("seed", seed)
-        if seed in RANDOM_SEEDS:
-            with self._lock:
-                seed = self._rng.getrandbits(32)
         request = Request(
             ids,
             limit,
             params,
-            seed,
-            stops,
+            self._runtime.seed(given["seed"]),
+            stop_bytes(given["stop"]) + stop_bytes(turn.stop),
             processors=lambda: processors,
             n_top=n_top,
-            offset=offset,
-            with_end=with_end,
-            shown={token: text.encode("utf-8") for text, token in (shown or {}).items()},
-            criteria=criteria,
-            drafts=self._new_drafts,
+            shown={token: text.encode("utf-8") for text, token in turn.shown.items()},
+            criteria=turn.criteria,
+            drafts=self._runtime.new_drafts,
         )
-        parts = (piece for _, piece in self._write(request) if piece is not None)
-        return parts if self._cache is None else self._cached(ids, parts)
+        named = None if n_top is None else self._prompts.name_bytes
+        dicts = ChatDicts(given["model"] or self.model_path, named, turn.parser)
+        return self._written(request, dicts, given["stream"])
 
-    def _cached(self, ids: list[int], parts: Iterator[Piece]) -> Iterator[Piece]:
-        """The parts; starts from the cached state with the longest common prefix, and caches."""
-        with self._lock:
-            cache, context, wanted = self._cache, self._computing, as_tokens(ids)
-            state = None
-            with suppress(KeyError):  # there is none, or another process has removed it
-                state = cache[tuple(ids)]
-            if state is not None:
-                usable = common_prefix(state.input_ids[: state.n_prompt], wanted)
-                if state.n_tokens <= context.n_ctx and usable > context.reusable(wanted):
-                    with suppress(ValueError):  # of another model or mode, or damaged
-                        context.load(state)
-            del state  # otherwise its bytes could not be freed to make room
-        yield from parts
-        with self._lock:
-            if self._computing.n_tokens:
-                with suppress(OutOfMemoryError):  # it does not fit, so it is not kept
-                    self._keep(cache)
-
-    def _keep(self, cache: Any) -> None:
-        """Puts the state of the sequence into a cache. Removes older states if the budget requires
-        it. Raises OutOfMemoryError, with nothing copied, if the state does not fit."""
-        model, ours = self._model, isinstance(cache, LlamaRAMCache)
-
-        def reserve(n_bytes: int) -> Any:
-            while True:
-                try:
-                    return model.reserve("a cached state", n_bytes)
-                except OutOfMemoryError:
-                    # Remove older states only if that frees enough.
-                    if not ours or n_bytes > model.unreserved() + cache.reserved(model):
-                        raise
-                    cache.forget_oldest()
-
-        state = self._computing.save(reserve)
-        cache[tuple(state.input_ids.tolist())] = state
-
-    def _limit(self, ids: list[int], max_tokens: int | None) -> int:
-        """Number of tokens that can follow. Raises ContextOverflowError for 0."""
-        max_tokens = checks.whole_or_none("max_tokens", max_tokens)
-        room = self.n_ctx() - len(ids)
-        if room <= 0:
-            raise ContextOverflowError(
-                f"the prompt has {len(ids)} tokens, which leaves no room in a context of "
-                f"{self.n_ctx()}"
-            )
-        return min(max_tokens, room) if max_tokens and max_tokens > 0 else room
-
-    def _read(self, ids: list[int], text: str, n_top: int) -> list[Placed]:
-        """Choices of a prompt's tokens. text: the prompt, for their positions."""
-        with self._lock:
-            context, rows = self._computing, [choice(ids[0], None, n_top)]
-
-            def visit(i: int, logits: np.ndarray) -> None:
-                if i + 1 < len(ids):
-                    rows.append(choice(ids[i + 1], logits, n_top))
-
-            context.visit(as_tokens(ids), visit)
-        return self._placed(ids, text, rows)
-
-    def _placed(self, ids: list[int], text: str, rows: Sequence[Choice]) -> list[Placed]:
-        """The choices of a prompt's tokens with their places in its text."""
-        with self._in_use:
-            shown = [self._model.text(token, True) for token in ids]
-            begins = self._model.text(ids[0], True)
-        if ids[0] == self._model.bos and not text.startswith(begins.decode("utf-8", "replace")):
-            shown[0] = b""
-        # Tokenizers may add a space before a text; it is not part of the text.
-        visible = text.encode("utf-8", "surrogateescape").decode("utf-8", "ignore")
-        spaced = b"".join(shown).decode("utf-8", "ignore") == f" {visible}"
-        first = next((i for i, data in enumerate(shown) if data), None)
-        found, n_chars, decoder = [], 0, codecs.getincrementaldecoder("utf-8")("ignore")
-        for i, (row, data) in enumerate(zip(rows, shown, strict=True)):
-            strip = spaced and i == first
-            found.append(Placed(row, n_chars, strip))
-            n_chars += len(decoder.decode(data[1:] if strip else data))
-        return found
+    def _written(self, request: Request, dicts: completion.Dicts, stream: bool) -> Any:
+        """The dicts of a request's text, or with stream an iterator of them."""
+        parts = self._loop.pieces(request)
+        if stream:
+            return completion.stream(dicts, parts)
+        with self._runtime.lock:
+            return completion.whole(dicts, parts, len(request.ids))
 
 
 def _count(name: str, n: int) -> int:

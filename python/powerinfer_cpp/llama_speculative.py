@@ -33,8 +33,7 @@ class LlamaModelDecoding(ModelDraft):
         self.llama = of
 
     def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
-        with self.llama._lock:
-            context = self.llama._computing
+        with self.llama._loop.held() as context:
             ids = np.ascontiguousarray(input_ids, dtype=np.int32)
             n = self.most(context.n_ctx - len(ids), **kwargs)
             if n <= 0:

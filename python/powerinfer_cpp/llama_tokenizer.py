@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
-from .llama_core import LlamaCore
+from .llama_tokens import LlamaTokens
 
 
 class BaseLlamaTokenizer(ABC):
@@ -24,7 +24,7 @@ class BaseLlamaTokenizer(ABC):
 class LlamaTokenizer(BaseLlamaTokenizer):
     """Text to ids and back with a Llama. Raises the errors of its tokenize and detokenize."""
 
-    def __init__(self, llama: LlamaCore):
+    def __init__(self, llama: LlamaTokens):
         self._llama = llama
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
@@ -48,4 +48,4 @@ class LlamaTokenizer(BaseLlamaTokenizer):
     @classmethod
     def from_ggml_file(cls, path: str | Path) -> "LlamaTokenizer":
         """The tokenizer of a GGUF file, without its weights. Raises what `Llama` raises."""
-        return cls(LlamaCore(path, vocab_only=True, verbose=False))
+        return cls(LlamaTokens(path, vocab_only=True, verbose=False))

@@ -1,63 +1,277 @@
-"""What `Llama` does with tokens: computes, samples, generates, and saves what it has computed."""
+"""`LlamaTokens`: a model token by token, with llama-cpp-python's interface."""
 
-import contextlib
+import functools
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ._native import lib
+from .core import options
+from .core.adapters import LoraAdapter
+from .core.embedding import Embedder
 from .core.logits import (
     AnyStoppingCriteria,
     Ids,
-    LogitBias,
-    LogitsProcessorList,
     LogitsProcessors,
     Scores,
-    StoppingCriteria,
     StoppingCriteriaList,
+    combined,
     processed,
 )
+from .core.model import SPARSE_MODES
+from .core.sampler import Sampler
 from .core.sampling import Sampling, without_forgotten
 from .core.session import as_tokens
 from .core.state import LlamaState, common_prefix
-from .core.stats import Meter
-from .llama_core import LlamaCore, combined, new_random
-from .run.drafts import Drafts
+from .core.stats import report
+from .run.drafts import LlamaDraftModel
 from .run.loop import Loop
+from .run.options import Options
 from .run.requests import Request
+from .run.runtime import Runtime, new_random
+from .text.answers import Plan, Stats
 from .text.completion import Piece
-from .text.grammar import GrammarProcessor, LlamaGrammar
-from .text.masks import Vocabulary
-from .text.thought_limit import ThoughtLimit, ThoughtProcessor
+from .text.grammar import LlamaGrammar
+
+SCORES = 64  # rows of `scores` that a model run from storage leaves room for, without logits_all
+Parameters = ParamSpec("Parameters")
+Self = TypeVar("Self", bound="LlamaTokens")
 
 
-class LlamaTokens(LlamaCore):
-    """A `Llama` token by token."""
+def _takes(
+    of: Callable[Parameters, Options],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, Parameters], None]]:
+    """Gives a constructor the parameters of another one, and its docstring."""
+    return functools.wraps(of.__init__)  # type: ignore[misc,return-value]
+
+
+class LlamaTokens:
+    """Runs a GGUF model: text to tokens, tokens to logits, logits to tokens."""
+
+    @_takes(Options)
+    def __init__(self, model_path: str | Path, **named: Any):
+        self._arguments = {"model_path": model_path, **named}
+        self._arguments.pop("progress_callback", None)
+        given = Options(model_path, **named)
+        self.model_path, self.verbose = given.model_path, given.verbose
+        self.last_n_tokens_size, self.kv_overrides = given.last_n, given.kv_overrides
+        self.chat_handler = given.chat_handler
+        # `scores`: all rows, or those of some calls.
+        n_ctx = given.session["n_ctx"]
+        n_rows = n_ctx if given.logits_all else min(n_ctx, SCORES)
+        self._runtime = Runtime(given, given.session, n_rows)
+        self._model, self._prompts = self._runtime.model, self._runtime.prompts
+        self._loop = Loop(self._runtime)
+        self._embedder: Embedder | None = None
+        if given.embedding and not given.vocab_only:
+            self._embedder = self._runtime.open_embedder()
+        elif not given.vocab_only:
+            self._loop.opened = self._runtime.open_context()
+        self._sampler: tuple[Sampling, Sampler] | None = None  # used by sample()
+
+    def __repr__(self) -> str:
+        head, runtime = f"<{type(self).__name__} {self.model_path!r}", self._runtime
+        with runtime.lock:
+            if runtime.in_use.over:
+                return f"{head}, closed>"
+            what = options.description(self._model)
+            if runtime.options.vocab_only:
+                return f"{head}: {what}, the vocabulary only>"
+            use = "embeddings, " if self._embedder else ""
+            mode = SPARSE_MODES[runtime.options.session["sparse"]]
+            return f"{head}: {what}, {use}{self.n_ctx()} positions, sparse={mode!r}>"
+
+    # ---- Properties of the model ---------------------------------------------------------
+
+    def n_ctx(self) -> int:
+        """Positions of the context."""
+        computing = self._loop.opened or self._embedder
+        return computing.n_ctx if computing else self._model.n_ctx_train
+
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary."""
+        return self._model.n_vocab
+
+    def n_embd(self) -> int:
+        """Size of the residual stream."""
+        return self._model.n_embd
+
+    def token_bos(self) -> int:
+        """Id of the BOS token, -1 if there is none."""
+        return self._model.bos
+
+    def token_eos(self) -> int:
+        """Id of the EOS token, -1 if there is none."""
+        return self._model.eos
+
+    def token_nl(self) -> int:
+        """Id of a newline, -1 if there is none."""
+        return self._model.nl
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The file's keys and values as strings, without arrays."""
+        return self._runtime.metadata
+
+    @property
+    def model(self) -> object:
+        """The C API's handle of the model."""
+        return self._model.handle
+
+    @property
+    def ctx(self) -> object:
+        """The C API's handle of the session."""
+        with self._loop.held() as context:
+            return context.handle
+
+    @property
+    def model_params(self) -> SimpleNamespace:
+        """The model's parameters: use_mmap, use_mlock, vocab_only, ..."""
+        return SimpleNamespace(**self._model.fields)
+
+    @property
+    def context_params(self) -> SimpleNamespace:
+        """The session's parameters: n_ctx, n_batch, n_threads, ..."""
+        return SimpleNamespace(**{**self._runtime.options.session, "n_ctx": self.n_ctx()})
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens of a call of the engine."""
+        return min(self._runtime.options.session["n_batch"], self.n_ctx())
+
+    @property
+    def n_threads(self) -> int:
+        """Threads that compute one token."""
+        return self._runtime.options.session["n_threads"] or lib.pi_default_threads()
+
+    @property
+    def n_threads_batch(self) -> int:
+        """Threads that compute several tokens at once."""
+        return self._runtime.options.session["n_threads_batch"] or self.n_threads
+
+    @property
+    def chat_format(self) -> str | None:
+        """The name of the chats' format; None: the file's own template."""
+        return self._prompts.name
+
+    @property
+    def spm_infill(self) -> bool:
+        """Does the suffix come before the prefix?"""
+        return self._prompts.spm_infill
+
+    @property
+    def chats_with(self) -> str | None:
+        """What makes the prompts of chats: "template" (the file's own, or another that was set),
+        "handler", or the name of a format. None: nothing does, and chats fall back to llama-2; such
+        a model is usually one that continues texts."""
+        if self.chat_handler is not None:
+            return self.chat_format or "handler"
+        return self._prompts.chats_with
+
+    @property
+    def draft_model(self) -> LlamaDraftModel | None:
+        """What guesses the next tokens."""
+        return self._runtime.draft
+
+    def plan(self) -> Plan:
+        """Memory plan: {tier: {part: bytes}, "total": bytes, "budget": bytes of RAM,
+        "vram_budget": bytes, "read_seconds": seconds, ...}. Tiers are "ram", "gpu", which is empty
+        without a device, and "storage": what only the disk has, which the total leaves out.
+        answers.Plan says what is expected of reading it."""
+        return self._runtime.plan()
+
+    def stats(self) -> Stats:
+        """Figures of the last generation, with the keys that `./main --json-stats` writes.
+
+        n_prompt and prompt_s: computed prompt tokens, without reused ones. n_gen, gen_s, gen_ts,
+        token_ms: computed generated tokens (the last one is never computed). ttft_s: time from the
+        call to the first token. The others are means over the generated tokens or, if there are
+        none, over the prompt. bytes_per_token: weights and cache read, by part. Per layer, as
+        shares of n_ff, share_predicted: neurons that a predictor proposed (without one all);
+        share_computed: neurons whose up and down rows were computed; share_fired: neurons with a
+        contribution other than zero. audit: neurons that fired in audited segments, and how many of
+        them the predictors found. tiers: where neurons are now, and where those were that tokens
+        needed. storage: None, or how the model runs from storage, by parts of neurons or experts.
+        """
+        with self._runtime.held():
+            return report(self._model, self.plan(), self._loop.meter)
+
+    # ---- Text and tokens -----------------------------------------------------------------
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Ids of a text of any bytes.
+
+        add_bos: add BOS and EOS if the file asks for them. special: texts of control tokens become
+        those tokens. Raises TypeError if text is not bytes.
+        """
+        return self._prompts.tokenize(text, add_bos, special)
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """The bytes of tokens. After a leading BOS, the space that `tokenize` adds is dropped.
+
+        Raises ValueError for ids outside the vocabulary.
+        """
+        return self._prompts.detokenize(tokens, prev_tokens, special)
+
+    # ---- LoRA adapters -------------------------------------------------------------------
+
+    def open_adapter(self, path: str | Path) -> LoraAdapter:
+        """Reads a LoRA adapter (GGUF) of this model, for `set_adapters`.
+
+        Raises OSError, ModelFormatError, UnsupportedModelError, OutOfMemoryError.
+        """
+        with self._runtime.held():
+            return LoraAdapter(self._model, path)
+
+    def adapters(self) -> list[tuple[str, float]]:
+        """The paths of the adapters that are used, and their scales."""
+        with self._runtime.lock:
+            return self._runtime.adapters.listed()
+
+    def set_adapters(self, adapters: Mapping[Any, float]) -> None:
+        """Computes with these LoRA adapters from now on: {path or LoraAdapter: scale}; {}: none.
+
+        A path is read again unless it is in use. Computed tokens are dropped if anything changes; a
+        stream that goes on computes its text again, with the new ones. Raises what open_adapter
+        raises, ValueError for other models' adapters, bad scales, or with sparse="predictor";
+        UnsupportedModelError with a device or a model that runs from storage. After an error
+        nothing has changed.
+        """
+        self._runtime.set_adapters(adapters)
+
+    # ---- Computing -----------------------------------------------------------------------
 
     @property
     def n_tokens(self) -> int:
         """Positions computed since reset()."""
-        return self._context.n_tokens if self._context else 0
+        return self._loop.opened.n_tokens if self._loop.opened else 0
 
     @property
     def input_ids(self) -> Ids:
         """intc [n_ctx]: ids of the positions; the first n_tokens are valid."""
-        return self._computing.input_ids
+        with self._loop.held() as context:
+            return context.input_ids
 
     @property
     def eval_tokens(self) -> deque[int]:
         """Ids of the computed positions."""
-        with self._lock:
-            return deque(self._computing.tokens(), maxlen=self.n_ctx())
+        with self._loop.held() as context:
+            return deque(context.tokens(), maxlen=self.n_ctx())
 
     @property
     def eval_logits(self) -> deque[list[float]]:
         """The rows of `scores` of the computed positions; without logits_all only the last one."""
-        with self._lock:
-            most = self.n_ctx() if self._logits_all else 1
-            rows = self._computing.need_scores()[max(0, self.n_tokens - most) : self.n_tokens]
+        with self._loop.held() as context:
+            most = self.n_ctx() if self._runtime.options.logits_all else 1
+            rows = context.need_scores()[max(0, self.n_tokens - most) : self.n_tokens]
             return deque(rows.tolist(), maxlen=most)
 
     @property
@@ -72,8 +286,8 @@ class LlamaTokens(LlamaCore):
 
     def reset(self) -> None:
         """Drops all tokens."""
-        with self._lock:
-            self._computing.truncate(0)
+        with self._loop.held() as context:
+            context.truncate(0)
 
     def eval(self, tokens: Sequence[int], generated: bool = False) -> None:
         """Appends tokens and computes them.
@@ -82,10 +296,10 @@ class LlamaTokens(LlamaCore):
         they are a prompt, even if passed one by one. Raises ContextOverflowError if they do not
         fit; then none is computed.
         """
-        with self._lock:
-            self._computing.need_scores()
+        with self._loop.held() as context:
+            context.need_scores()
             ids = as_tokens(tokens)
-            self._computing.eval(ids, np.full(len(ids), generated))
+            context.eval(ids, np.full(len(ids), generated))
 
     def activations(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
         """Which neurons fired (have a contribution other than zero) at the last eval's tokens.
@@ -93,8 +307,8 @@ class LlamaTokens(LlamaCore):
         bool [n_layer, n_tokens, n_ff]; with experts [n_layer, n_tokens, n_expert, n_ff], False for
         experts that a token did not choose. Raises ValueError unless opened with `record`.
         """
-        with self._lock:
-            return self._computing.activations()
+        with self._loop.held() as context:
+            return context.activations()
 
     def ffn_inputs(self) -> Scores:
         """float32 [n_layer, n_tokens, n_embd]: inputs of predictors at the last eval's tokens.
@@ -102,8 +316,8 @@ class LlamaTokens(LlamaCore):
         The residual stream or its norm, depending on the file. Raises ValueError unless opened with
         record="fired+input".
         """
-        with self._lock:
-            return self._computing.ffn_inputs()
+        with self._loop.held() as context:
+            return context.ffn_inputs()
 
     @property
     def scores(self) -> Scores:
@@ -112,8 +326,8 @@ class LlamaTokens(LlamaCore):
         Without logits_all, only the last token of each `eval` has its row; `generate` and
         completions fill rows after `scores` was read or `eval` called.
         """
-        with self._lock:
-            return self._computing.need_scores()
+        with self._loop.held() as context:
+            return context.need_scores()
 
     def sample(
         self,
@@ -149,18 +363,17 @@ class LlamaTokens(LlamaCore):
             presence_penalty=presence_penalty,
             **without_forgotten(sampling),
         )
-        processors = self._processors(logits_processor, None, grammar)
-        with self._lock:
-            context = self._computing
+        processors = self._prompts.processors(logits_processor, None, grammar)
+        with self._loop.held() as context:
             if self._sampler is None or self._sampler[0] != params:
-                self._sampler = params, self._samplers.make(params, 0)
+                self._sampler = params, self._runtime.samplers.make(params, 0)
             sampler = self._sampler[1]
             ids = context.input_ids[: context.n_tokens if idx is None else idx + 1]
             logits = context.last_logits() if idx is None else context.score(idx)
             sampler.reset()
-            # A new seed for each token: so save_state only has to save _rng.
-            sampler.seed(self._rng.getrandbits(64))
-            sampler.accept(self._samplers.recent(ids, params).tolist())
+            # A new seed for each token: so save_state only has to save `random`.
+            sampler.seed(self._runtime.random.getrandbits(64))
+            sampler.accept(self._runtime.samplers.recent(ids, params).tolist())
             return sampler.sample(processed(processors, ids, logits), self.n_vocab())
 
     def generate(
@@ -199,109 +412,26 @@ class LlamaTokens(LlamaCore):
             presence_penalty=presence_penalty,
             **without_forgotten(sampling),
         )
-        with self._lock:
-            seed = self._rng.getrandbits(32)
-        processors = self._processors(logits_processor, None, grammar)
-        criteria = combined(stopping_criteria, StoppingCriteriaList)
+        processors = self._prompts.processors(logits_processor, None, grammar)
         ids = as_tokens(tokens)
         if not len(ids):
             raise ValueError("generate needs at least one token")
-        return self._generated(ids, params, seed, reset, processors, criteria)
-
-    def _processors(
-        self,
-        given: Any,
-        bias: Mapping[int | str, float] | None,
-        grammar: LlamaGrammar | None,
-        limit: ThoughtLimit | None = None,
-    ) -> LogitsProcessorList | None:
-        """The function that changes logits: the caller's functions, then biases, then grammar,
-        which waits for the end of thoughts that have a limit."""
-        found = LogitsProcessorList()
-        if (given := combined(given, LogitsProcessorList)) is not None:
-            found.append(given)
-        if bias:
-            found.append(LogitBias(bias, self.n_vocab()))
-        held = None if grammar is None else self._grammar_processor(grammar)
-        if limit is not None:
-            held = ThoughtProcessor(limit, held, self._prompts.any_bytes, self._special_behind)
-        if held is not None:
-            found.append(held)
-        return found or None
-
-    def _special_behind(self, text: str) -> list[int]:
-        return self._prompts.behind(text, special=True)
-
-    def _grammar_processor(self, grammar: LlamaGrammar) -> GrammarProcessor:
-        if not isinstance(grammar, LlamaGrammar):
-            raise ValueError("grammar must be a LlamaGrammar, LlamaGrammar.from_string for example")
-        return grammar.processor(self._grammar_vocabulary())
-
-    def _grammar_vocabulary(self) -> Vocabulary:
-        """Made once. Then nobody waits for it: the engine's thread asks for it, too."""
-        found = self._vocabulary
-        if found is None:
-            with self._lock:
-                self._require_open()
-                if self._vocabulary is None:
-                    self._vocabulary = Vocabulary(self._model)
-                found = self._vocabulary
-        return found
-
-    def _generated(
-        self,
-        ids: np.ndarray,
-        params: Sampling,
-        seed: int,
-        reset: bool,
-        processors: LogitsProcessorList | None,
-        criteria: StoppingCriteria | None,
-    ) -> Generator[int, Sequence[int] | None, None]:
-        """The ids after ids, and after what is computed unless reset."""
-        with self._lock:
-            context = self._computing
-            before = context.n_tokens if not reset else 0
-            flags = np.concatenate([context.generated()[:before], np.zeros(len(ids), bool)])
-            ids = np.concatenate([context.input_ids[:before], ids])
         request = Request(
             ids,
             1,
             params,
-            seed,
+            self._runtime.seed(None),
             processors=lambda: processors,
-            criteria=criteria,
-            drafts=self._new_drafts,
-            generated=flags,
+            criteria=combined(stopping_criteria, StoppingCriteriaList),
+            drafts=self._runtime.new_drafts,
             endless=True,
         )
-        steps, sent = self._write(request, reset), None
-        with contextlib.suppress(StopIteration):
-            while True:
-                token, _ = steps.send(sent)
-                sent = yield token
-
-    def _write(
-        self, request: Request, reset: bool = True
-    ) -> Generator[tuple[int, Piece | None], Sequence[int] | None, None]:
-        """The tokens and pieces of a request (loop.py)."""
-
-        def measured(meter: Meter) -> None:
-            self._meter = meter
-
-        # A loop for each text: kept here, it would hold this instance in a circle.
-        loop = Loop(
-            self._lock,
-            lambda: self._computing,
-            lambda seed, of: self._samplers.make(of.params, seed, of.ids),
-            self._prompts.token_bytes,
-            measured,
-        )
-        return loop.run(request, reset)
+        return _ids(self._loop.run(request, reset))
 
     def set_seed(self, seed: int) -> None:
         """Seed of the random numbers of the following calls."""
-        with self._lock:
-            self._rng = new_random(seed)
+        with self._runtime.lock:
+            self._runtime.random = new_random(seed)
 
     @staticmethod
     def logits_to_logprobs(logits: npt.ArrayLike, axis: int = -1) -> Scores:
@@ -322,9 +452,9 @@ class LlamaTokens(LlamaCore):
 
     def save_state(self) -> LlamaState:
         """The sequence with its keys, values and last logits, and the random numbers' state."""
-        with self._lock:
-            state = self._computing.save()
-            state.random = self._rng.getstate()
+        with self._loop.held() as context:
+            state = context.save()
+            state.random = self._runtime.random.getstate()
             return state
 
     def load_state(self, state: LlamaState) -> None:
@@ -334,14 +464,37 @@ class LlamaTokens(LlamaCore):
         ContextOverflowError if it is longer than the context, ValueError if it contradicts itself
         or was saved by another version of the library.
         """
-        with self._lock:
-            self._computing.load(state)
+        with self._loop.held() as context:
+            context.load(state)
             if state.random is not None:
-                self._rng.setstate(state.random)
+                self._runtime.random.setstate(state.random)
 
-    # ---- Internal; callers hold the lock ---------------------------------------------------
+    # ---- Lifetime ------------------------------------------------------------------------
 
-    def _new_drafts(self) -> Drafts | None:
-        if self._draft is None or self._session_fields["record"]:
-            return None
-        return Drafts(self._draft, self._session_fields["n_batch"], self._model.n_vocab)
+    def close(self) -> None:
+        """Frees the model and its memory; every later call except close() raises ValueError."""
+        self._runtime.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The constructor's arguments; unpickling opens the file again, with nothing computed."""
+        return self._arguments
+
+    def __setstate__(self, arguments: dict[str, Any]) -> None:
+        self.__init__(**arguments)
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _ids(
+    steps: Generator[tuple[int, Piece | None], Sequence[int] | None, None],
+) -> Generator[int, Sequence[int] | None, None]:
+    """The tokens of a loop's steps."""
+    sent = None
+    with suppress(StopIteration):
+        while True:
+            token, _ = steps.send(sent)
+            sent = yield token

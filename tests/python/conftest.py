@@ -288,7 +288,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
         def request(self: ServedModel, prompt: object, **options: object) -> object:
             made = original(self, prompt, **options)
-            return replace(made, processors=lambda: tiny.Say(self, text))
+            return replace(made, processors=lambda: tiny.Say(self.model, text))
 
         monkeypatch.setattr(ServedModel, "request", request)
 

@@ -345,7 +345,7 @@ def test_scores_are_taken_from_the_budget(path: Path, logits_all: bool) -> None:
         assert want.any(axis=1).all()
         with pytest.raises(OutOfMemoryError, match="scores.*MiB"):
             llm.eval(ids[6:8])
-        assert llm.n_tokens == 6 and llm._context._session.length() == 6
+        assert llm.n_tokens == 6 and llm._loop.opened._session.length() == 6
         assert np.array_equal(llm.scores[:6], want)
         llm.reset()
         llm.eval(ids[:6])

@@ -37,7 +37,7 @@ def llm(path: Path):
 
 
 def test_answer(llm: Llama, path: Path) -> None:
-    done = llm.create_chat_completion(HELLO, logits_processor=tiny.Say(llm, "Hi \u20ac!"))
+    done = llm.create_chat_completion(HELLO, logits_processor=tiny.Say(llm._model, "Hi \u20ac!"))
     assert done["id"].startswith("chatcmpl-") and done["object"] == "chat.completion"
     assert done["model"] == str(path) and abs(done["created"] - time.time()) < 60
     (choice,) = done["choices"]
@@ -60,7 +60,7 @@ def test_stream(llm: Llama) -> None:
     said = "one two STOP three"
     chunks = list(
         llm.create_chat_completion(
-            HELLO, stream=True, stop=["STOP"], logits_processor=tiny.Say(llm, said)
+            HELLO, stream=True, stop=["STOP"], logits_processor=tiny.Say(llm._model, said)
         )
     )
     deltas = [c["choices"][0]["delta"] for c in chunks]

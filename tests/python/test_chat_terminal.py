@@ -214,7 +214,8 @@ class Said:
         keywords = {**Sampling().keywords(), "max_tokens": -1}
         self.seeds: list[int] = []
         llm = SimpleNamespace(
-            set_seed=self.seeds.append, _samplers=SimpleNamespace(make=lambda *_: None)
+            set_seed=self.seeds.append,
+            _runtime=SimpleNamespace(samplers=SimpleNamespace(make=lambda *_: None)),
         )
         self.talk = Talk(llm, "", keywords, plain)
         self.told = ""

@@ -213,12 +213,7 @@ def test_time_limit(running: serving.InThread, monkeypatch: pytest.MonkeyPatch) 
     now = [0.0]
     monkeypatch.setattr("powerinfer_cpp.server.dialects.native.time.monotonic", lambda: now[0])
 
-    class Model:
-        @staticmethod
-        def name_bytes(token: int, first: bool) -> bytes:
-            return b"\n" if token == 9 else b"a"
-
-    limit = TimeLimit(Model(), 1.0)  # type: ignore[arg-type]
+    limit = TimeLimit(lambda token, first: b"\n" if token == 9 else b"a", 1.0)
     said = []
     for i, ids in enumerate(([9], [9, 1], [9, 1, 9], [9, 1, 9, 1])):
         now[0] = 0.7 * i

@@ -163,7 +163,7 @@ def test_an_error_in_the_middle(
             self.n += 1
             if self.n == 200:
                 raise self.failure
-            scores[of.token_eos()] = -np.inf
+            scores[of.model.eos] = -np.inf
             return scores
 
     original = ServedModel.request

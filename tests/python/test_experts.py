@@ -234,11 +234,11 @@ def test_serve_keeps_prompts(path: Path, tmp_path: Path, monkeypatch: pytest.Mon
     body = {"prompt": [1, *range(50, 200)], "max_tokens": 8, "temperature": 0}
     with serving.in_thread(path, **fields) as running:
         want = running.post("v1/completions", body).json()["choices"]
-        fields["ram_budget"] = 0.7 * running.model.plan()["total"] / (1 << 30)
+        fields["ram_budget"] = 0.7 * running.model.runtime.plan()["total"] / (1 << 30)
     for n_known in (0, 128):
         kept = PrefixFiles(tmp_path, 1 << 30)
         with serving.in_thread(path, prefix_files=kept, **fields) as running:
-            assert running.model.plan()["storage"] and running.model.prefixes is not None
+            assert running.model.runtime.plan()["storage"] and running.model.prefixes is not None
             found = running.post("v1/completions", body).json()
             assert found["choices"] == want
             assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == n_known
@@ -261,9 +261,9 @@ def test_serve(path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
     with serving.in_thread(path, **fields) as running:
         want = [choices(running, body) for body in bodies]
-        whole = running.model.plan()["total"] / (1 << 30)
+        whole = running.model.runtime.plan()["total"] / (1 << 30)
     with serving.in_thread(path, ram_budget=0.6 * whole, **fields) as running:
-        assert running.model.plan()["storage"]
+        assert running.model.runtime.plan()["storage"]
         found: dict[int, Any] = {}
 
         def ask(i: int) -> None:

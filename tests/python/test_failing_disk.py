@@ -56,9 +56,9 @@ def disk(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Disk:
 @pytest.fixture(scope="module")
 def running(disk: Disk) -> Iterator[serving.InThread]:
     with serving.in_thread(disk.path, bundle=False, **FIELDS) as whole:
-        budget = 0.85 * whole.model.plan()["total"] / (1 << 30)
+        budget = 0.85 * whole.model.runtime.plan()["total"] / (1 << 30)
     with serving.in_thread(disk.path, bundle=False, ram_budget=budget, **FIELDS) as found:
-        assert found.model.plan()["storage"]["ffn"] > 0
+        assert found.model.runtime.plan()["storage"]["ffn"] > 0
         yield found
 
 

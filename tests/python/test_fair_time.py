@@ -141,10 +141,10 @@ def test_processes_for_grammars_step_back(model_path: Path) -> None:
     worker = Worker("grammars", ("llguidance",), niceness=grammar_module.NICENESS)
     with Llama(model_path, n_ctx=64, verbose=False) as llm:
         worker._start()
-        LlamaGrammar.from_string('root ::= "x"').check(llm._grammar_vocabulary())
+        LlamaGrammar.from_string('root ::= "x"').check(llm._prompts.vocabulary)
         processes = {
             worker._process.pid: grammar_module.NICENESS,
-            llm._grammar_vocabulary()._forks._process.pid: masks.NICENESS,
+            llm._prompts.vocabulary._forks._process.pid: masks.NICENESS,
         }
         for pid, niceness in processes.items():
             assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, own + niceness)

@@ -429,16 +429,18 @@ def test_a_full_queue_refuses_before_any_work(
 
 def test_ids_are_looked_up_once(running: serving.InThread, monkeypatch: pytest.MonkeyPatch) -> None:
     model, looked = running.model, []
-    text = model._model.text
+    text = model.model.text
     monkeypatch.setattr(
-        model._model, "text", lambda token, *more: looked.append(token) or text(token, *more)
+        model.model, "text", lambda token, *more: looked.append(token) or text(token, *more)
     )
-    assert model.detokenize([300, 301] * 5000) == model.detokenize([300, 301]) * 5000
+    assert (
+        model.prompts.detokenize([300, 301] * 5000) == model.prompts.detokenize([300, 301]) * 5000
+    )
     assert sorted(looked[:2]) == [300, 301] and len(looked) == 4
     with pytest.raises(ValueError, match="token id"):
-        model.detokenize([300, "x"])
+        model.prompts.detokenize([300, "x"])
     with pytest.raises(ValueError):
-        model.detokenize([10**6])
+        model.prompts.detokenize([10**6])
 
 
 def test_long_texts_become_tokens_elsewhere(
@@ -450,13 +452,13 @@ def test_long_texts_become_tokens_elsewhere(
     assert len(text) > LONG_TEXT
     with Llama(model_path, n_ctx=64, verbose=False) as llm:
         want = llm.tokenize(text)
-    run_long = model._model.run_long
+    run_long = model.model.run_long
 
     def spied(work: Callable[[], None]) -> None:
         run_long(lambda: names.append(threading.current_thread().name) or work())
 
-    monkeypatch.setattr(model._model, "run_long", spied)
-    assert model.tokenize(text) == want and model.tokenize(b"The dog") == want[:3]
+    monkeypatch.setattr(model.model, "run_long", spied)
+    assert model.prompts.tokenize(text) == want and model.prompts.tokenize(b"The dog") == want[:3]
     assert len(names) == 1 and names[0].startswith("background")
 
 

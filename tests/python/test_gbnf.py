@@ -117,7 +117,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory):
 def test_tokens_by_number(llm: Llama) -> None:
     control = llm.token_bos()
     grammar = LlamaGrammar.from_string(f'root ::= "a" <[{control}]> "b"')
-    processor, ids = llm._grammar_processor(grammar), []
+    processor, ids = grammar.processor(llm._prompts.vocabulary), []
     scores = np.zeros(llm.n_vocab(), dtype=np.float32)
     for _ in range(3):
         allowed = np.flatnonzero(processor(np.array(ids, dtype=np.intc), scores) == 0)
@@ -160,12 +160,12 @@ def test_a_mask_that_takes_too_long(llm: Llama, monkeypatch: pytest.MonkeyPatch)
     grammar = LlamaGrammar.from_string("root ::= [a-z]*")
     scores = np.zeros(llm.n_vocab(), dtype=np.float32)
     first, second = [1], [1, tiny.BYTE + ord("a")]
-    other = llm._grammar_processor(grammar)
+    other = grammar.processor(llm._prompts.vocabulary)
     other(np.array(first, dtype=np.intc), scores)
     monkeypatch.setattr(masks, "WAIT_SECONDS", 0.0)
     # Even a fast process has not answered yet.
     monkeypatch.setattr(masks, "_wait", lambda channel, seconds: channel.fileno() < 0)
-    slow = llm._grammar_processor(grammar)
+    slow = grammar.processor(llm._prompts.vocabulary)
     for _ in range(2):  # also when it is asked again
         with pytest.raises(ValueError, match="the grammar takes more than"):
             slow(np.array(first, dtype=np.intc), scores)

@@ -218,7 +218,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.xdist_group("timed")
 def test_speed_of_the_mask(llm: Llama) -> None:
     """A mask takes well under a millisecond; the limit allows for a busy machine."""
-    processor = llm._grammar_processor(LlamaGrammar.from_json_schema(SCHEMA))
+    processor = LlamaGrammar.from_json_schema(SCHEMA).processor(llm._prompts.vocabulary)
     scores, ids = np.zeros(llm.n_vocab(), dtype=np.float32), [1]
     start = time.perf_counter()
     for _ in range(20):

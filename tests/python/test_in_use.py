@@ -23,7 +23,7 @@ def test_only_the_end_waits() -> None:
     with used, used:
         thread = threading.Thread(target=end)
         thread.start()
-        wait_for(lambda: used._over)
+        wait_for(lambda: used.over)
         with pytest.raises(ValueError, match="it is over"), used:
             pass
         assert not ended.wait(0.05)
@@ -46,7 +46,7 @@ def test_tokens_while_the_model_is_locked(model_path: Path) -> None:
         held, done = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with llm._lock:
+            with llm._runtime.lock:
                 held.set()
                 done.wait(60)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +58,23 @@ def test_close(path: Path) -> None:
             call()
     with Llama(path, verbose=False) as other:
         del other
-    Llama.__del__(Llama.__new__(Llama))
+
+
+def test_it_lives_as_long_as_a_stream(path: Path) -> None:
+    """Nobody need close it: its memory goes with the last that uses it, without a collector."""
+    llm = Llama(path, n_ctx=128, verbose=False)
+    model = weakref.ref(llm._model)
+    want = text(llm(PROMPT, max_tokens=8, temperature=0))
+    stream = llm(PROMPT, max_tokens=8, temperature=0, stream=True)
+    gc.disable()
+    try:
+        del llm
+        first = text(next(stream))
+        assert model() is not None
+        assert first + "".join(map(text, stream)) == want
+        assert model() is None
+    finally:
+        gc.enable()
 
 
 def in_child(work) -> bool:
@@ -125,7 +143,7 @@ def test_other_threads_run_while_it_computes(model_path: Path) -> None:
         thread = threading.Thread(target=count)
         thread.start()
         before = counts[0]
-        llm._context.eval(np.ones(1000, dtype=np.int32))  # two calls of the engine
+        llm._loop.opened.eval(np.ones(1000, dtype=np.int32))  # two calls of the engine
         during = counts[0] - before
         done.set()
         thread.join()

@@ -168,7 +168,7 @@ def test_generate_is_eval_and_argmax(llm: Llama) -> None:
 
 def test_generate_reuses_the_longest_prefix(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
-    session = llm._context._session
+    session = llm._loop.opened._session
     real = session.eval
     monkeypatch.setattr(
         session, "eval", lambda t, *a, **k: (computed.append(len(t)), real(t, *a, **k))[1]

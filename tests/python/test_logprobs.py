@@ -141,10 +141,10 @@ def test_an_end_token_counts_where_a_harness_expects_one(llm: Llama) -> None:
 def test_streams_and_stops(llm: Llama, stop: list[str]) -> None:
     said = "hello \u20ac world"
     options = {"stop": stop, "logprobs": 2, "max_tokens": 30}
-    whole = llm("a", logits_processor=tiny.Say(llm, said), **options)["choices"][0]
+    whole = llm("a", logits_processor=tiny.Say(llm._model, said), **options)["choices"][0]
     chunks = [
         c["choices"][0]
-        for c in llm("a", logits_processor=tiny.Say(llm, said), stream=True, **options)
+        for c in llm("a", logits_processor=tiny.Say(llm._model, said), stream=True, **options)
     ]
     for key in whole["logprobs"]:
         assert [v for c in chunks for v in c["logprobs"][key]] == whole["logprobs"][key]

@@ -99,8 +99,8 @@ def test_sessions_that_are_planned(made: tuple[Path, list[int]], share: float) -
         with ServedModel(path, lambda _: None, n_parallel=n_parallel, n_kv=n_kv, **options) as llm:
             assert (
                 llm.records
-                and llm.plan()["storage"]
-                and llm.plan()["total"] <= llm.plan()["budget"]
+                and (plan := llm.runtime.plan())["storage"]
+                and plan["total"] <= plan["budget"]
             )
     with Llama(path, embedding=True, n_batch=32, **options) as llm:
         assert llm.plan()["storage"] and len(llm.embed("a b")) > 0

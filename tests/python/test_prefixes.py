@@ -296,7 +296,7 @@ def test_no_memory_for_pieces(
     model_path: Path, tmp_path: Path, want: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serve(model_path, tmp_path) as server:
-        total = server.model.plan()["total"]
+        total = server.model.runtime.plan()["total"]
     with (
         caplog.at_level(logging.WARNING),
         serve(model_path, tmp_path, ram_budget=(total + 1000) / GIB) as server,

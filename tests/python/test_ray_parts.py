@@ -68,7 +68,7 @@ def test_an_error_ends_the_others(writer: BulkWriter) -> None:
     def broken(ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
         raise RequestError("broken")
 
-    bad = Request(writer.model.tokenize(b"The dog"), 20, processors=lambda: broken)
+    bad = Request(writer.model.prompts.tokenize(b"The dog"), 20, processors=lambda: broken)
     long = writer.model.request("The dog", max_tokens=50, params=Sampling(temperature=0))
     for at in (0, 3):
         with pytest.raises(RequestError, match="broken"):
@@ -121,8 +121,8 @@ def test_experts_from_the_disk(ray: Ray, tmp_path: Path) -> None:
     gib: float | None = None
     for stored in (False, True):
         writer = BulkWriter(path, n_parallel=16, verbose=False, ram_budget=gib, **OPTIONS)
-        assert bool(writer.model.plan()["storage"]) == stored
-        gib = gib or 0.8 * writer.model.plan()["total"] / (1 << 30)
+        assert bool(writer.model.runtime.plan()["storage"]) == stored
+        gib = gib or 0.8 * writer.model.runtime.plan()["total"] / (1 << 30)
         writer.close()
     found = []
     for more in ({}, {"ram_budget": gib}):

@@ -114,7 +114,7 @@ def test_the_last_eval_alone(model_path: Path) -> None:
         assert len(ids) > 16
         llm.eval(ids)
         fired, inputs = llm.activations(), llm.ffn_inputs()
-        counts = llm._context._session.firing_counts()
+        counts = llm._loop.opened._session.firing_counts()
         assert np.array_equal(counts[:, 0], fired.sum(1))
         llm.reset()
         llm.eval(ids[:3])

@@ -198,7 +198,7 @@ def test_a_grammar_that_gets_stuck_is_the_request_s(
         def __call__(self, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
             raise ValueError("the grammar cannot go on")
 
-    monkeypatch.setattr(served, "_processors", lambda *_: Stuck())
+    monkeypatch.setattr(served.prompts, "processors", lambda *_: Stuck())
     request = served.request("The dog", max_tokens=4, logit_bias={5: 1.0})
     assert request.processors().more == "is reached"
     (ticket,) = run(served, desk, [request])
@@ -247,9 +247,9 @@ def test_an_error_ends_one_text(served: ServedModel, desk: Desk, model_path: Pat
             raise ValueError("a broken processor")
         return logits
 
-    bad = Request(served.tokenize(b"The dog"), 20, processors=lambda: broken)
+    bad = Request(served.prompts.tokenize(b"The dog"), 20, processors=lambda: broken)
     good = served.request(PROMPTS[0], max_tokens=20, seed=1)
-    never = Request(served.tokenize(b"The dog"), 20, params=Sampling(temperature=1e39))
+    never = Request(served.prompts.tokenize(b"The dog"), 20, params=Sampling(temperature=1e39))
     unknown = served.engine.submit(never)  # it cannot begin
     worse, better = run(served, desk, [bad, good])
     with pytest.raises(ValueError, match="temperature must be a finite number"):
@@ -285,7 +285,7 @@ def test_a_request_that_cannot_be_queued(served: ServedModel, desk: Desk) -> Non
     def refuses() -> None:
         raise ValueError("no processor")
 
-    bad = Request(served.tokenize(b"The dog"), 4, processors=refuses)
+    bad = Request(served.prompts.tokenize(b"The dog"), 4, processors=refuses)
     for _ in range(300):  # more than the queue takes
         (ticket,) = run(served, desk, [bad])
     with pytest.raises(ValueError, match="no processor"):
@@ -331,7 +331,7 @@ def test_logits_repeat(model_path: Path, desk: Desk, sparse: str) -> None:
     for more in ({"n_parallel": 5}, {"n_parallel": 3, "n_batch": 2, "n_kv": 512}):
         with ServedModel(model_path, desk.deliver, **options, **more) as served:
             cases = [
-                (served.tokenize(prompt.encode()), params)
+                (served.prompts.tokenize(prompt.encode()), params)
                 for prompt in prompts
                 for params in settings
             ]
@@ -339,7 +339,7 @@ def test_logits_repeat(model_path: Path, desk: Desk, sparse: str) -> None:
             assert first == [(text, list(bits)) for text, bits in (fresh(*c) for c in cases)]
             assert together(served, cases) == first  # their prompts are known now
             second = [
-                (ids + served.tokenize((text + " Then").encode(), add_bos=False), params)
+                (ids + served.prompts.tokenize((text + " Then").encode(), add_bos=False), params)
                 for (ids, params), (text, _) in zip(cases, first, strict=True)
             ]
             found = together(served, second)

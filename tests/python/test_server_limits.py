@@ -294,19 +294,19 @@ def test_answers_that_run_together_are_limited(
 ) -> None:
     recorded, model = running.server._recorded, running.model
     monkeypatch.setattr(recorded, "_most", 3 << 20)
-    before = model._model.unreserved()
+    before = model.model.unreserved()
     body = {**LONG, "max_tokens": 100, "n": 8, "logprobs": 5}  # 2 MiB
     with running.ask("v1/completions", body):
         wait_for(lambda: recorded._taken)
-        assert before - model._model.unreserved() == sum(recorded._taken.values()) > 2_000_000
+        assert before - model.model.unreserved() == sum(recorded._taken.values()) > 2_000_000
         assert "together" in refused(running.post("v1/completions", body), 429)["message"]
         small = {"prompt": "x", "max_tokens": 2, "logprobs": 5}
         assert running.post("v1/completions", small).status_code == 200
     wait_for(lambda: not recorded._taken)
-    assert model._model.unreserved() == before
+    assert model.model.unreserved() == before
     streamed = {**body, "max_tokens": 12, "n": 60, "stream": True}
     assert running.post("v1/completions", streamed).text.endswith("data: [DONE]\n\n")
-    wait_for(lambda: not recorded._taken and model._model.unreserved() == before)
+    wait_for(lambda: not recorded._taken and model.model.unreserved() == before)
 
     def full(what: str, n_bytes: int) -> Any:
         raise OutOfMemoryError(what)

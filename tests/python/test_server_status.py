@@ -161,8 +161,6 @@ def test_adapters(model_path: Path, tmp_path: Path) -> None:
         for lora in ([], [{"id": 0, "scale": 1}], [{"id": 1, "scale": 0.5}]):
             refused = running.post("v1/completions", {**body, "lora": lora})
             assert refused.status_code == 400 and refused.json()["error"]["param"] == "lora"
-        with pytest.raises(ValueError, match="with which it was opened"):
-            running.model.set_adapters({})
     with Llama(model_path, n_ctx=256, verbose=False) as llm:
         plain = llm(PROMPT, max_tokens=8, temperature=0)["choices"][0]["text"]
         llm.set_adapters({adapter: 0.5})

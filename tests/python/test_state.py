@@ -54,7 +54,7 @@ def test_a_state_is_held_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         state = llm.save_state()
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert len(state.llama_state) == llm._context._session.saved_bytes() > 500_000
+        assert len(state.llama_state) == llm._loop.opened._session.saved_bytes() > 500_000
         assert peak < 1.2 * state.n_bytes
         saved, reserved = [], []
         monkeypatch.setattr(Session, "save", lambda self: saved.append(1))
@@ -405,7 +405,7 @@ def test_cache(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"max_tokens": 4, "temperature": 0}
     want = [llm(p, **options)["choices"] for p in (prompts[0], other)]
     computed: list[int] = []
-    session = llm._context._session
+    session = llm._loop.opened._session
     real = session.eval
     monkeypatch.setattr(
         session, "eval", lambda t, *a, **k: (computed.append(len(t)), real(t, *a, **k))[1]

@@ -438,10 +438,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def answer(llm: Llama, said: str, **options: Any) -> dict[str, Any]:
     """A choice; the stream must give the same."""
     options = {"messages": ASK, **options}
-    done = llm.create_chat_completion(logits_processor=tiny.Say(llm, said), **options)
+    done = llm.create_chat_completion(logits_processor=tiny.Say(llm._model, said), **options)
     choice = done["choices"][0]
     chunks = llm.create_chat_completion(
-        stream=True, logits_processor=tiny.Say(llm, said), **options
+        stream=True, logits_processor=tiny.Say(llm._model, said), **options
     )
     streamed: dict[str, str] = {}
     for chunk in chunks:
@@ -539,7 +539,7 @@ def test_a_formatter_of_a_template(models: Any) -> None:
 def test_talks_of_the_command(models: Any) -> None:
     """Thoughts are shown before the answer, and kept for the template."""
     llm = models(QWEN)
-    said = tiny.Say(llm, "<think>\nHm.\n</think>\n\nYes.")
+    said = tiny.Say(llm._model, "<think>\nHm.\n</think>\n\nYes.")
     keywords = {"stream": True, "max_tokens": 99, "logits_processor": said}
     talk, shown = Talk(llm, "", keywords, plain=False), []
     talk.say("Why?")

@@ -3,11 +3,12 @@ after a long text is that after a short one."""
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-import threading
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -84,9 +85,22 @@ class FakeSamplers(Samplers):
     def __init__(self, last_n: int) -> None:
         self.last_n, self.made = last_n, FakeSampler()
 
-    def make(self, params: Sampling, seed: int, ids: Sequence[int] = ()) -> Any:
+    def make(
+        self, params: Sampling, seed: int, ids: Sequence[int] = (), last_n: int | None = None
+    ) -> Any:
         self.made.accept(self.recent(ids, params))
         return self.made
+
+
+class FakeRuntime:
+    held = staticmethod(contextlib.nullcontext)
+    prompts = SimpleNamespace(token_bytes=lambda token: b"a")
+
+    def __init__(self) -> None:
+        self.samplers = FakeSamplers(64)
+
+    def open_context(self) -> Context:
+        return Context(FakeModel(), False)  # type: ignore[arg-type]
 
 
 class NoDraft(LlamaDraftModel):
@@ -127,15 +141,8 @@ def generation(n: int, draft: bool, functions: bool) -> Iterator[tuple[int, Piec
     def criterion(ids: np.ndarray, logits: np.ndarray) -> bool:
         return len(ids) != seen[0]
 
-    samplers = FakeSamplers(64)
-    context = Context(FakeModel(), False)  # type: ignore[arg-type]
-    loop = Loop(
-        threading.RLock(),
-        lambda: context,
-        lambda seed, of: samplers.make(of.params, seed, of.ids),
-        lambda token: b"a",
-        lambda meter: None,
-    )
+    runtime = FakeRuntime()
+    loop = Loop(runtime)  # type: ignore[arg-type]
     request = Request(
         [1] * n,
         1,
@@ -146,7 +153,7 @@ def generation(n: int, draft: bool, functions: bool) -> Iterator[tuple[int, Piec
     )
     steps = loop.run(request)
     next(steps)
-    assert samplers.made.n_accepted <= 64 + 1
+    assert runtime.samplers.made.n_accepted <= 64 + 1
     return steps
 
 
@@ -171,7 +178,7 @@ def scheduled(n: int, functions: bool) -> Scheduler:
         64,
         2,
         8,
-        lambda seed, request: FakeSampler(),  # type: ignore[arg-type,return-value]
+        FakeSamplers(64),
         lambda token: b"a",
     )
     request = Request(

@@ -303,7 +303,7 @@ def joined(chunks: list[dict]) -> tuple[str, list[dict], str]:
 def test_answers(style: str, models) -> None:
     llm, said = models(style), WRITTEN[style]
     said = said if style == "llama-3" else f"Hm \n{said}"
-    done = llm.create_chat_completion(ASK, tools=TOOLS, logits_processor=tiny.Say(llm, said))
+    done = llm.create_chat_completion(ASK, tools=TOOLS, logits_processor=tiny.Say(llm._model, said))
     (choice,) = done["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == (None if style == "llama-3" else "Hm")
@@ -312,7 +312,11 @@ def test_answers(style: str, models) -> None:
     assert call["function"] == {"name": "add", "arguments": '{"a": 1, "unit": "m"}'}
     stream = list(
         llm.create_chat_completion(
-            ASK, tools=TOOLS, stream=True, logits_processor=tiny.Say(llm, said), logprobs=True
+            ASK,
+            tools=TOOLS,
+            stream=True,
+            logits_processor=tiny.Say(llm._model, said),
+            logprobs=True,
         )
     )
     content, calls, reason = joined(stream)
@@ -329,15 +333,17 @@ def test_text_beside_tools(models) -> None:
     """Without a call, an answer is what it is without tools."""
     llm = models("hermes")
     for plain in ("Just \n<b> text \n", WRITTEN["hermes"].replace("add", "odd")):
-        done = llm.create_chat_completion(ASK, tools=TOOLS, logits_processor=tiny.Say(llm, plain))
+        done = llm.create_chat_completion(
+            ASK, tools=TOOLS, logits_processor=tiny.Say(llm._model, plain)
+        )
         (choice,) = done["choices"]
         assert choice["message"] == {"role": "assistant", "content": plain}
         assert choice["finish_reason"] == "stop"
         for options in ({"tools": TOOLS, "tool_choice": "none"}, {}):
-            said = tiny.Say(llm, WRITTEN["hermes"])
+            said = tiny.Say(llm._model, WRITTEN["hermes"])
             done = llm.create_chat_completion(ASK, logits_processor=said, **options)
             assert done["choices"][0]["message"]["content"] == WRITTEN["hermes"]
-    said = tiny.Say(llm, WRITTEN["hermes"])
+    said = tiny.Say(llm._model, WRITTEN["hermes"])
     done = llm.create_chat_completion(ASK, tools=TOOLS, max_tokens=50, logits_processor=said)
     assert done["choices"][0]["message"]["content"] == WRITTEN["hermes"][:50]
     assert done["choices"][0]["finish_reason"] == "length"
@@ -346,7 +352,7 @@ def test_text_beside_tools(models) -> None:
 def test_control_tokens_are_read(models) -> None:
     """Markers that are control tokens have no text of their own, but begin a call."""
     llm = models("mistral-args", True)
-    said = tiny.Say(llm, "add{}")
+    said = tiny.Say(llm._model, "add{}")
     marks = [llm.tokenize(mark, special=True)[-1] for mark in (b"[TOOL_CALLS]", b"[ARGS]")]
     assert all(not llm.detokenize([mark]) for mark in marks)
     said._ids[0:0] = marks[:1]
@@ -377,7 +383,7 @@ def test_chatml_function_calling(path: Path) -> None:
         assert made.text.startswith("<|im_start|>system\n") and "Adds." in made.text
         call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
         for choice, n_calls in ((None, 1), ("auto", 1), ("none", 0)):
-            said = tiny.Say(llm, call)
+            said = tiny.Say(llm._model, call)
             (found,) = llm.create_chat_completion(
                 ASK, tools=TOOLS, tool_choice=choice, logits_processor=said
             )["choices"]

@@ -269,7 +269,7 @@ def test_other_keys_and_allow_unknown(
     assert "llama.logit_scale" in keys and "llama.residual_scale" in keys
     assert "blk.0.attn_sinks.weight" in names and str(path) in names
     with Llama(path, allow_unknown=True, n_ctx=8, verbose=False) as llm:
-        assert llm._model_fields["allow_unknown"] is True
+        assert llm._model.fields["allow_unknown"] is True
     assert (logits(llama.path) == logits(path, allow_unknown=True)).all()
     # An override may say that a value is none.
     path = llama.write(tmp_path / "m.gguf", {"llama.attention.causal": False})

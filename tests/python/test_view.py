@@ -175,7 +175,7 @@ def test_a_short_answer_of_a_server(model_path: Path) -> None:
     with serving.in_thread(model_path) as running:
         shape = running.get("view").json()
         assert shape["sparse"] is True
-        assert shape["memory"][1] == sum(running.model.plan()["ram"].values()) > 0
+        assert shape["memory"][1] == sum(running.model.runtime.plan()["ram"].values()) > 0
         n_bytes = (sum(shape["layer_units"]) + 7) // 8
         asked: list[int] = []
         seen: dict[int, bytes] = {}

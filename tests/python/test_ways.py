@@ -181,6 +181,6 @@ def test_llama_anyway(deep: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_server_anyway(deep: Path) -> None:
     with serving.in_thread(deep, ram_budget=BUDGET, mmap_anyway=True, **FIELDS) as running:
-        assert running.model.plan()["storage"]["ffn"] > 0
+        assert running.model.runtime.plan()["storage"]["ffn"] > 0
         body = {"prompt": "x", "max_tokens": 2, "temperature": 0}
         assert running.post("v1/completions", body).status_code == 200

@@ -10,6 +10,7 @@ import checkpoints
 import numpy as np
 from families import quiet
 from powerinfer_cpp.convert import convert
+from powerinfer_cpp.core.model import Model
 
 from powerinfer_cpp import Llama
 
@@ -41,10 +42,10 @@ def noisy(folder: Path, template: str | None = None, **changes: Any) -> Path:
 class Say:
     """A logits processor that makes a model write a text, one byte per token, and then end."""
 
-    def __init__(self, llm: Llama, said: str, repeat: bool = False):
-        zero = next(token for token in range(16) if llm.detokenize([token]) == b"\0")
-        self._ids = [zero + byte for byte in said.encode()] + [llm.token_eos()]
-        assert llm.detokenize(self._ids) == said.encode()
+    def __init__(self, model: Model, said: str, repeat: bool = False):
+        zero = next(token for token in range(16) if model.text(token) == b"\0")
+        self._ids = [zero + byte for byte in said.encode()] + [model.eos]
+        assert b"".join(map(model.text, self._ids)) == said.encode()
         self._repeat, self._n = repeat, 0
 
     def __call__(self, _ids: np.ndarray, scores: np.ndarray) -> np.ndarray:

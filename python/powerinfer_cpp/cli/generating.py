@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import logging
+import math
 import os
 import re
 import stat
@@ -251,7 +252,7 @@ def writing(llm: Llama, args: argparse.Namespace) -> dict[str, Any]:
     """
     bias = dict(args.logit_bias)
     if args.ignore_eos:
-        bias |= {i: -float("inf") for i in range(llm.n_vocab()) if llm._model.ends(i)}
+        bias |= dict.fromkeys(llm._prompts.end_tokens, -math.inf)
     breakers = [unescaped(os.fsencode(text), args) for text in args.dry_sequence_breakers]
     return {
         "stream": True,

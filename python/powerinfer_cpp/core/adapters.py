@@ -1,7 +1,6 @@
 """LoRA adapters of an open model."""
 
-import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,28 @@ class Adapters:
         self._model = model
         self.used: dict[LoraAdapter, float] = {}
 
-    def opened(self, wanted: Mapping[Any, float]) -> dict[LoraAdapter, float]:
-        """Adapters and scales; files that are in use are not read again.
+    def listed(self) -> list[tuple[str, float]]:
+        """The paths of those that are used, and their scales."""
+        return [(adapter.path, scale) for adapter, scale in self.used.items()]
 
-        Raises what opening raises, and ValueError for a scale that is no number or a file that is
-        given twice.
+    def use(self, wanted: Mapping[Any, float], users: Sequence[Any] = ()) -> None:
+        """Uses these adapters, {path or LoraAdapter: scale}. Files that are in use are not read
+        again. users: contexts and embedders, which get them.
+
+        Raises what opening raises, what users raise, and ValueError for a scale that is no number
+        or a file that is given twice. After an error nothing has changed.
         """
+        before, self.used = self.used, self._opened(wanted)
+        try:
+            for user in users:
+                user.set_adapters(self)
+        except BaseException:
+            self.used = before
+            for user in users:
+                user.set_adapters(self)
+            raise
+
+    def _opened(self, wanted: Mapping[Any, float]) -> dict[LoraAdapter, float]:
         known = {adapter.path: adapter for adapter in self.used}
         found: dict[LoraAdapter, float] = {}
         for given, scale in wanted.items():
@@ -56,52 +71,3 @@ class Adapters:
     def apply(self, session: Session) -> None:
         """Makes a session use them; if that changes something, its sequences become empty."""
         session.set_adapters([a.handle for a in self.used], list(self.used.values()))
-
-
-class UsesAdapters:
-    """The methods of `Llama` that choose adapters."""
-
-    _lock: threading.RLock
-    _model: Model
-    _adapters: Adapters
-
-    def _require_open(self) -> None:
-        """Raises ValueError if the model is closed."""
-        raise NotImplementedError
-
-    def _use_adapters(self) -> None:
-        """Makes everything that computes use the chosen adapters."""
-        raise NotImplementedError
-
-    def open_adapter(self, path: str | Path) -> LoraAdapter:
-        """Reads a LoRA adapter (GGUF) of this model, for `set_adapters`.
-
-        Raises OSError, ModelFormatError, UnsupportedModelError, OutOfMemoryError.
-        """
-        with self._lock:
-            self._require_open()
-            return LoraAdapter(self._model, path)
-
-    def adapters(self) -> list[tuple[str, float]]:
-        """The paths of the adapters that are used, and their scales."""
-        with self._lock:
-            return [(adapter.path, scale) for adapter, scale in self._adapters.used.items()]
-
-    def set_adapters(self, adapters: Mapping[Any, float]) -> None:
-        """Computes with these LoRA adapters from now on: {path or LoraAdapter: scale}; {}: none.
-
-        A path is read again unless it is in use. Computed tokens are dropped if anything changes; a
-        stream that goes on computes its text again, with the new ones. Raises what open_adapter
-        raises, ValueError for other models' adapters, bad scales, or with sparse="predictor";
-        UnsupportedModelError with a device or a model that runs from storage. After an error
-        nothing has changed.
-        """
-        with self._lock:
-            self._require_open()
-            before, self._adapters.used = self._adapters.used, self._adapters.opened(adapters)
-            try:
-                self._use_adapters()
-            except BaseException:
-                self._adapters.used = before
-                self._use_adapters()
-                raise

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -90,3 +91,10 @@ class LogitBias:
     def __call__(self, input_ids: Ids, scores: Scores) -> Scores:
         scores[self.ids] += self.values
         return scores
+
+
+def combined(value: Any, kind: type) -> Any:
+    """One function from a function or a list of functions; None if there are none."""
+    if value is None or callable(value):
+        return value
+    return kind(value) if value else None

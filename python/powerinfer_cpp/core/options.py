@@ -46,7 +46,7 @@ def check_unknown(keywords: dict[str, object]) -> None:
                 instead = _INSTEAD.get(name, "the file decides")
                 raise ValueError(f"{name} is not supported by this version: {instead}")
         elif name not in _LEGACY_ANY and value not in _LEGACY.get(name, ()):
-            warn(f"Llama: keyword argument {name!r} has no effect", stacklevel=3)
+            warn(f"Llama: keyword argument {name!r} has no effect", stacklevel=4)
 
 
 def refuse(**asked: Any) -> None:

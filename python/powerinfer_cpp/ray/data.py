@@ -173,9 +173,9 @@ class _Scorer:
         """A request for each window of two tokens or more; the number of its text is added to
         rows."""
         model = self._writer.model
-        n_ctx = model.n_ctx()
+        n_ctx = model.n_ctx
         for row, text in enumerate(texts):
-            ids = model.tokenize(str(text).encode("utf-8", "surrogatepass"))
+            ids = model.prompts.tokenize(str(text).encode("utf-8", "surrogatepass"))
             for first in range(0, len(ids), n_ctx):
                 window = ids[first : first + n_ctx]
                 if len(window) > 1:

@@ -1,5 +1,8 @@
 """From token ids to tokens: sequences, scheduling, drafts, saved prefixes.
 
+A `Runtime` opens a model with `Options`. `Llama` writes with it by a `Loop`, the server by an
+`Engine` and its `Scheduler`.
+
 Who owns a sequence of a session, and who may shorten it:
 
 - A `Context` (core/context.py) owns sequence 0 of its session. `Llama` and its `Loop` share it.

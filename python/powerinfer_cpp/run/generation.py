@@ -10,12 +10,12 @@ from collections.abc import Callable
 import numpy as np
 
 from ..core.logits import LogitsProcessor, processed
-from ..core.sampler import Sampler
+from ..core.sampler import Sampler, Samplers
 from ..text.completion import Piece, Writer
 from ..text.logprobs import choice
 from .drafts import NO_IDS, Drafts
 from .growing import GrowingIds
-from .requests import MakeSampler, Ticket
+from .requests import Ticket
 
 # Bytes that a token adds to a text; None for an end token.
 TokenText = Callable[[int], bytes | None]
@@ -47,13 +47,13 @@ class Generation:
         self.late: np.ndarray | None = None  # logits whose token is not chosen yet
         self._text = text
 
-    def prepare(self, make_sampler: MakeSampler) -> None:
+    def prepare(self, samplers: Samplers) -> None:
         """Makes what chooses its tokens, when it gets a place: thousands of texts may wait."""
         if self.sampler is None:
             of = self.ticket.request
             self.processor = of.processors() if of.processors else None
             self.drafts = of.drafts() if of.drafts else None
-            self.sampler = make_sampler(of.seed + self.index, of)
+            self.sampler = samplers.make(of.params, of.seed + self.index, of.ids, of.last_n)
 
     @property
     def sender(self) -> str:

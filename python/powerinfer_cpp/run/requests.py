@@ -5,15 +5,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..core.checks import whole_or_none
+from ..core.errors import ContextOverflowError
 from ..core.logits import LogitsProcessor, StoppingCriteria
-from ..core.sampler import Sampler
 from ..core.sampling import Sampling
 from ..core.work import Work
 from ..text.completion import Piece
 from ..text.logprobs import Choice
 from .drafts import Drafts
-
-MakeSampler = Callable[[int, "Request"], Sampler]
 
 
 class QueueFull(Exception):
@@ -48,7 +47,7 @@ class Request:
     with_end: bool = False
     shown: Mapping[int, bytes] = field(default_factory=dict)
     criteria: StoppingCriteria | None = None
-    drafts: Callable[[], Drafts] | None = None
+    drafts: Callable[[], Drafts | None] | None = None
     generated: np.ndarray | None = None
     endless: bool = False
     owner: str = ""
@@ -124,3 +123,15 @@ class Snapshot:
     n_steps: int
     n_waiting: int
     n_kept: int
+
+
+def n_following(n_prompt: int, n_ctx: int, max_tokens: int | None) -> int:
+    """Tokens that can follow a prompt; max_tokens: at most so many, None or <= 0: any number.
+    Raises ContextOverflowError for 0."""
+    max_tokens = whole_or_none("max_tokens", max_tokens)
+    room = n_ctx - n_prompt
+    if room <= 0:
+        raise ContextOverflowError(
+            f"the prompt has {n_prompt} tokens, which leaves no room in a context of {n_ctx}"
+        )
+    return min(max_tokens, room) if max_tokens and max_tokens > 0 else room

@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from ..core.errors import ContextOverflowError, RequestError
+from ..core.sampler import Samplers
 from ..core.session import Session
 from ..core.work import Work
 from ..text.completion import Piece
@@ -23,7 +24,7 @@ from ..text.logprobs import choice
 from .drafts import NO_IDS
 from .generation import Generation, TokenText
 from .pace import Pace
-from .requests import Done, MakeSampler, QueueFull, Request, Snapshot, Ticket, Update
+from .requests import Done, QueueFull, Request, Snapshot, Ticket, Update
 from .sequences import Sequences
 from .turns import Waiting, shared
 
@@ -50,8 +51,8 @@ class Scheduler:
     """Texts that are written together in one session. Use it from one thread at a time.
 
     n_parallel: texts that are computed at the same time; n_queue: of one sender that may wait. The
-    session must have the fields that `sequences.fields` gives. make_sampler: a sampler with a
-    seed, for what follows the prompt of a request. text: bytes of a token, None for an end token.
+    session must have the fields that `sequences.fields` gives. text: bytes of a token, None for an
+    end token.
     """
 
     def __init__(
@@ -61,12 +62,12 @@ class Scheduler:
         n_logits: int,
         n_parallel: int,
         n_queue: int,
-        make_sampler: MakeSampler,
+        samplers: Samplers,
         text: TokenText,
     ):
         self._session, self._sequences = session, Sequences(session, n_seq)
         self._n_logits, self._n_parallel, self._n_queue = n_logits, n_parallel, n_queue
-        self._make_sampler, self._text = make_sampler, text
+        self._samplers, self._text = samplers, text
         self._active: list[Generation] = []
         self._waiting: Waiting[Generation] = Waiting()
         self._cancelled: set[int] = set()  # tickets
@@ -222,7 +223,7 @@ class Scheduler:
             if text is None:
                 break
             try:
-                text.prepare(self._make_sampler)
+                text.prepare(self._samplers)
             except Exception as error:  # of this text: the others go on
                 failed.append(self._fail(text, error))
                 continue

@@ -248,7 +248,7 @@ class Server:
     async def _answer(self, request: Request, body: Any, make: Callable[..., Job]) -> Response:
         model, name = self.models.get(body.model), self.models.name_of(body.model)
         if body.lora is not None:
-            check_adapters(body.lora, [scale for _, scale in model.adapters()])
+            check_adapters(body.lora, [scale for _, scale in model.runtime.adapters.listed()])
         owner, sender = (request.scope.get(key, "") for key in ("owner", "sender"))
         model.engine.check_room(sender, n_texts(body))
         of = (model, name, body, self.settings, owner)
@@ -296,7 +296,8 @@ class Server:
         data = text.encode("utf-8", "surrogatepass")
 
         def work() -> bytes:
-            return encode({"tokens": model.tokenize(data, bool(special), body.parse_special)})
+            ids = model.prompts.tokenize(data, bool(special), body.parse_special)
+            return encode({"tokens": ids})
 
         return _as_json(await self._shared(self._tokenising, request, work))
 
@@ -306,7 +307,7 @@ class Server:
 
         def work() -> bytes:
             with about_request():
-                data = model.detokenize(body.tokens, special=True)
+                data = model.prompts.detokenize(body.tokens, special=True)
             text = packed(data.decode("utf-8", "replace"))
             return encode({"content": text, "prompt": text})
 

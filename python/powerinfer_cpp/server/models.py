@@ -22,7 +22,7 @@ class Models:
     def __init__(self, paths: Mapping[str, Path], queues: UpdateQueues, options: Mapping[str, Any]):
         self._paths, self._queues, self._options = dict(paths), queues, dict(options)
         self._open: dict[str, ServedModel] = {}
-        # What makes the prompts of chats, as ServedModel.chats_with; known before a model is open.
+        # What makes the prompts of chats, as Prompts.chats_with; known before a model is open.
         self.chat_formats = {name: self._chat_format(path) for name, path in paths.items()}
         self._closing = False
         self.failure: Exception | None = None  # why a model could not be loaded
@@ -107,5 +107,5 @@ class Models:
             except Exception as error:
                 self.failure = error
                 return
-            model.run_long(TOKENISING.call)
+            model.model.run_long = TOKENISING.call
             self._open[name] = model

@@ -38,29 +38,29 @@ def props(model: ServedModel, name: str) -> dict[str, Any]:
     """GET /props, with llama.cpp's names."""
     return {
         "model_alias": name,
-        "model_path": Path(model.model_path).name,  # not where it lies
+        "model_path": Path(model.model.path).name,  # not where it lies
         "total_slots": model.n_parallel,
-        "chat_template": model.metadata.get("tokenizer.chat_template", ""),
-        "chat_format": model.chats_with,
-        "default_generation_settings": {"n_ctx": model.n_ctx()},
-        "plan": model.plan(),
+        "chat_template": model.runtime.metadata.get("tokenizer.chat_template", ""),
+        "chat_format": model.prompts.chats_with,
+        "default_generation_settings": {"n_ctx": model.n_ctx},
+        "plan": model.runtime.plan(),
     }
 
 
 def tokenizer_info(model: ServedModel) -> dict[str, Any]:
     """GET /tokenizer_info, as lm-evaluation-harness reads it."""
-    ends = {"eos_token": model.token_eos(), "bos_token": model.token_bos()}
+    ends = {"eos_token": model.model.eos, "bos_token": model.model.bos}
     named = {
-        name: model.detokenize([id_], special=True).decode("utf-8", "replace") if id_ >= 0 else None
+        name: model.prompts.any_bytes(id_).decode("utf-8", "replace") if id_ >= 0 else None
         for name, id_ in ends.items()
     }
     return {
         **named,
-        "eos_token_id": model.token_eos(),
-        "bos_token_id": model.token_bos(),
+        "eos_token_id": model.model.eos,
+        "bos_token_id": model.model.bos,
         "pad_token": named["eos_token"],
-        "vocab_size": model.n_vocab(),
-        "chat_template": model.metadata.get("tokenizer.chat_template"),
+        "vocab_size": model.model.n_vocab,
+        "chat_template": model.runtime.metadata.get("tokenizer.chat_template"),
     }
 
 
@@ -68,7 +68,7 @@ def adapters(model: ServedModel) -> list[dict[str, Any]]:
     """GET /lora-adapters, with llama.cpp's names."""
     return [
         {"id": i, "path": Path(path).name, "scale": scale}  # not where it lies
-        for i, (path, scale) in enumerate(model.adapters())
+        for i, (path, scale) in enumerate(model.runtime.adapters.listed())
     ]
 
 
@@ -83,7 +83,7 @@ def slots(model: ServedModel) -> list[dict[str, Any]]:
             "id": i,
             "id_task": ticket.number,
             "is_processing": True,
-            "n_ctx": model.n_ctx(),
+            "n_ctx": model.n_ctx,
             "n_tokens": n,
             "n_computed": done,
             "timings": timings([ticket]),
@@ -91,7 +91,7 @@ def slots(model: ServedModel) -> list[dict[str, Any]]:
         for i, (ticket, _, n, done) in enumerate(texts)
     ]
     free = range(len(found), model.n_parallel)
-    return found + [{"id": i, "is_processing": False, "n_ctx": model.n_ctx()} for i in free]
+    return found + [{"id": i, "is_processing": False, "n_ctx": model.n_ctx} for i in free]
 
 
 class Collector:
@@ -128,7 +128,7 @@ class Collector:
 def _counts(model: ServedModel, at: Snapshot) -> list[tuple[str, str, float]]:
     """Counters: name, description and value."""
     done, work = at.done, at.work
-    computed, possible = work.computed_of_all(model.layer_n_ff())
+    computed, possible = work.computed_of_all(model.model.layer_n_ff)
     found = [
         ("llamacpp:prompt_tokens", "Prompt tokens that were computed.", done.n_prompt),
         ("llamacpp:prompt_seconds", "Seconds for prompts.", done.prompt_s),
@@ -176,7 +176,7 @@ def _stored_counts(model: ServedModel, work: Work) -> list[tuple[str, str, float
 def _states(model: ServedModel, at: Snapshot) -> list[tuple[str, str, float]]:
     """Gauges: name, description and value."""
     done, work = at.done, at.work
-    computed, possible = work.computed_of_all(model.layer_n_ff())
+    computed, possible = work.computed_of_all(model.model.layer_n_ff)
     needed = work.sum("first_needed") + work.sum("rest_needed")
     missed = work.sum("first_missed") + work.sum("rest_missed")
 

@@ -72,7 +72,7 @@ class View:
 
     def _memory(self) -> list[int]:
         """Bytes that the model takes on disk, in RAM and on the GPU."""
-        plan = self._model.plan()
+        plan = self._model.runtime.plan()
         return [sum(plan[tier].values()) for tier in ("storage", "ram", "gpu")]
 
     def check_room(self, sender: str) -> None:

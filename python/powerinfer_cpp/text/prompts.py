@@ -1,19 +1,25 @@
-"""Text to ids and back, for one model: prompts, chats, infill, bytes of tokens."""
+"""Text to ids and back, for one model: prompts, chats, infill, bytes of tokens, grammars."""
 
+import codecs
 import logging
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ..core.checks import whole
 from ..core.log import say
+from ..core.logits import LogitBias, LogitsProcessorList, LogitsProcessors, combined
 from ..core.model import Model
 from ..core.session import as_tokens
 from . import chat
 from .grammar import LlamaGrammar
 from .infill import FimTokens, fim_tokens, infill_ids
+from .logprobs import Choice, Placed
+from .masks import Vocabulary
 from .thinking import Thinking
+from .thought_limit import ThoughtLimit, ThoughtProcessor
 from .tool_chat import Turn, control_tokens, prepare
 from .tools import ToolRequest
 
@@ -55,6 +61,8 @@ class Prompts:
         self._for_tools: chat.ChatFormat | None = None
         self._fell_back = False
         self.spm_infill, self._verbose = spm_infill, verbose
+        self._vocabulary: Vocabulary | None = None
+        self._making = threading.Lock()  # of the vocabulary
 
     # ---- Tokens --------------------------------------------------------------------------
 
@@ -104,6 +112,63 @@ class Prompts:
         data = self.any_bytes(token)
         return data[1:] if first and data.startswith(b" ") else data
 
+    @cached_property
+    def end_tokens(self) -> list[int]:
+        """The tokens that end a text."""
+        with self._in_use:
+            return [i for i in range(self._model.n_vocab) if self._model.ends(i)]
+
+    def placed(self, ids: Sequence[int], text: str, rows: Sequence[Choice]) -> list[Placed]:
+        """The choices of a prompt's tokens with their places in its text."""
+        shown, begins = [self.any_bytes(token) for token in ids], self.any_bytes(ids[0])
+        if ids[0] == self._model.bos and not text.startswith(begins.decode("utf-8", "replace")):
+            shown[0] = b""
+        # Tokenizers may add a space before a text; it is not part of the text.
+        visible = text.encode("utf-8", "surrogateescape").decode("utf-8", "ignore")
+        spaced = b"".join(shown).decode("utf-8", "ignore") == f" {visible}"
+        first = next((i for i, data in enumerate(shown) if data), None)
+        found, n_chars, decoder = [], 0, codecs.getincrementaldecoder("utf-8")("ignore")
+        for i, (row, data) in enumerate(zip(rows, shown, strict=True)):
+            strip = spaced and i == first
+            found.append(Placed(row, n_chars, strip))
+            n_chars += len(decoder.decode(data[1:] if strip else data))
+        return found
+
+    # ---- Constraints ---------------------------------------------------------------------
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What grammars need of the model. Made once; then nobody waits for it."""
+        if self._vocabulary is None:
+            with self._making, self._in_use:
+                self._vocabulary = self._vocabulary or Vocabulary(self._model)
+        return self._vocabulary
+
+    def processors(
+        self,
+        given: LogitsProcessors,
+        bias: Mapping[int | str, float] | None,
+        grammar: LlamaGrammar | None,
+        limit: ThoughtLimit | None = None,
+    ) -> LogitsProcessorList | None:
+        """What changes the logits of a text: the caller's functions, then biases, then the grammar,
+        which waits for the end of thoughts that have a limit. Raises ValueError for what is no
+        grammar, and for biases of no tokens."""
+        found = LogitsProcessorList()
+        if (function := combined(given, LogitsProcessorList)) is not None:
+            found.append(function)
+        if bias:
+            found.append(LogitBias(bias, self._model.n_vocab))
+        if grammar is not None and not isinstance(grammar, LlamaGrammar):
+            raise ValueError("grammar must be a LlamaGrammar, LlamaGrammar.from_string for example")
+        held = None if grammar is None else grammar.processor(self.vocabulary)
+        if limit is not None:
+            special = partial(self.behind, special=True)
+            held = ThoughtProcessor(limit, held, self.any_bytes, special)
+        if held is not None:
+            found.append(held)
+        return found or None
+
     # ---- Prompts -------------------------------------------------------------------------
 
     def ids(self, prompt: Text) -> list[int]:
@@ -143,19 +208,14 @@ class Prompts:
 
     @property
     def chats_with(self) -> str | None:
-        """What makes the prompts of chats: "template" (the file's own, or another that was set) or
-        the name of a format. None: nothing does, and chats fall back to llama-2; such a model is
-        usually one that continues texts."""
+        """What makes the prompts of chats: "template" (the file's own, or another that was set),
+        "handler", or the name of a format. None: nothing does, and chats fall back to llama-2; such
+        a model is usually one that continues texts."""
         if isinstance(self._named, chat.TemplateFormat):
             return "template"
         if self._named is not None and not self._fell_back:
-            return self.name
+            return self.name or "handler"
         return "template" if has_template(self._value("tokenizer.chat_template")) else None
-
-    @property
-    def has_format(self) -> bool:
-        """Is there a format already, before a file's template is looked at?"""
-        return self._named is not None
 
     def use_template(self, source: str) -> None:
         """Chats use this template from now on. Raises ValueError for a bad one."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.sampling import Sampling
-from ...llama_core import RANDOM_SEEDS
+from ...run.runtime import RANDOM_SEEDS
 from ..suggest import hint
 from .talk import Talk
 
@@ -171,7 +171,7 @@ class Commands:
             raise ValueError("max_tokens is out of range: -1 (until the end) or a number of tokens")
         changed = {**self._talk.keywords, name: value}
         params = Sampling(**{key: changed[key] for key in Sampling().keywords()})
-        self._talk.llm._samplers.make(params, 0)  # refuses what it cannot use
+        self._talk.llm._runtime.samplers.make(params, 0)  # refuses what it cannot use
         self._talk.keywords = changed
         self._tell(f"{name} = {value}\n")
 

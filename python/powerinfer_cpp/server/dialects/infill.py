@@ -24,7 +24,7 @@ def infill_job(
 ) -> Job:
     """The job of a text in the middle. Raises Refusal and ValueError."""
     options = native_options(model, body, settings, owner)
-    if not model.fills:
+    if not model.prompts.fim_tokens:
         raise Refusal(400, NO_FIM)
     request = native_request(
         model,
@@ -37,7 +37,7 @@ def infill_job(
 
 def check_suffix(model: ServedModel, body: Any) -> None:
     """Refuses a completion's suffix that the model cannot take. Raises Refusal."""
-    if body.suffix and not model.fills:
+    if body.suffix and not model.prompts.fim_tokens:
         raise Refusal(400, NO_FIM, "suffix")
     if body.suffix and body.echo and body.logprobs is not None:
         raise Refusal(400, "a suffix with echo has no logprobs of the prompt", "logprobs")

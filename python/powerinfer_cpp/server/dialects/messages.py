@@ -144,7 +144,7 @@ def messages_job(
 
 def count_tokens(model: ServedModel, body: CountBody) -> dict[str, int]:
     """The answer to count_tokens. Raises Refusal and ValueError."""
-    return {"input_tokens": model.count(_turn(model, body, None).text)}
+    return {"input_tokens": len(model.prompts.ids(_turn(model, body, None).text))}
 
 
 def _turn(model: ServedModel, body: CountBody, grammar: LlamaGrammar | None) -> Turn:

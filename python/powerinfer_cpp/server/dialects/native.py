@@ -13,7 +13,7 @@ from ...core.errors import about_request
 from ...run.requests import Request, Ticket
 from ...text.completion import Piece
 from ...text.grammar import LlamaGrammar
-from ...text.logprobs import Placed
+from ...text.logprobs import Placed, TokenBytes
 from ..errors import Refusal
 from ..served import ServedModel
 from ..settings import Settings
@@ -117,7 +117,9 @@ def native_request(
 ) -> Request:
     """The request for a prompt; options: arguments of `ServedModel.request`."""
     request = model.request(prompt, **options)
-    criteria = TimeLimit(model, body.seconds) if body.seconds is not None else None
+    criteria = (
+        TimeLimit(model.prompts.name_bytes, body.seconds) if body.seconds is not None else None
+    )
     return replace(request, with_end=True, criteria=criteria)
 
 
@@ -192,10 +194,10 @@ class NativeForm:
     ) -> dict[str, Any]:
         request, ticket = self._requests[i], self._tickets[i]
         n_ids, body = len(request.ids), self._body
-        limit, full = last.reason == "length", n_ids + last.n_tokens >= self._model.n_ctx()
+        limit, full = last.reason == "length", n_ids + last.n_tokens >= self._model.n_ctx
         timed_out = isinstance(request.criteria, TimeLimit) and request.criteria.over
         ended = "limit" if limit or timed_out else "eos" if last.stop is None else "word"
-        prompt = self._model.detokenize(list(request.ids), special=True)
+        prompt = self._model.prompts.detokenize(list(request.ids), special=True)
         found = {
             "index": i,
             "content": text,
@@ -226,7 +228,7 @@ class NativeForm:
         return {
             **sampling,
             "samplers": list(request.params.samplers or ()),
-            "repeat_last_n": self._model.last_n if last_n is None else last_n,
+            "repeat_last_n": self._model.runtime.samplers.last_n if last_n is None else last_n,
             "seed": request.seed,
             "stop": [stop.decode("utf-8") for stop in request.stops],
             "n_predict": body.limit,
@@ -239,10 +241,10 @@ class NativeForm:
             "stream": bool(body.stream),
             "timings_per_token": bool(body.timings_per_token),
             "post_sampling_probs": False,
-            "n_ctx": self._model.n_ctx(),
+            "n_ctx": self._model.n_ctx,
             "lora": [
                 {"id": number, "scale": scale}
-                for number, (_, scale) in enumerate(self._model.adapters())
+                for number, (_, scale) in enumerate(self._model.runtime.adapters.listed())
             ],
         }
 
@@ -250,7 +252,7 @@ class NativeForm:
         """`completion_probabilities` of tokens; nothing without them."""
 
         def entry(token: int, logprob: float | None) -> dict[str, Any]:
-            data = self._model.name_bytes(token, False)
+            data = self._model.prompts.name_bytes(token, False)
             text = data.decode("utf-8", "replace")
             return {"id": token, "token": text, "bytes": list(data), "logprob": logprob}
 
@@ -266,8 +268,8 @@ class TimeLimit:
     """Ends a text so many seconds after its first token, once it has a line break: as
     `t_max_predict_ms` asks for. For one text. over: has it ended one?"""
 
-    def __init__(self, model: ServedModel, seconds: float):
-        self._bytes, self._seconds = model.name_bytes, seconds
+    def __init__(self, data: TokenBytes, seconds: float):
+        self._bytes, self._seconds = data, seconds
         self._began: tuple[float, int] | None = None
         self._has_line = self.over = False
 
@@ -357,14 +359,14 @@ def _mixed(model: ServedModel, given: Sequence[Any]) -> list[int]:
     for i, part in enumerate(given):
         if isinstance(part, str):
             data = part.encode("utf-8", "surrogatepass")
-            ids += model.tokenize(data, add_bos=False, special=True)
-            bos = model.token_bos()
-            if i == 0 and model.adds_bos and ids[:1] != [bos]:
+            ids += model.prompts.tokenize(data, add_bos=False, special=True)
+            bos = model.model.bos
+            if i == 0 and model.model.add_bos and ids[:1] != [bos]:
                 ids.insert(0, bos)
-        elif 0 <= part < model.n_vocab():
+        elif 0 <= part < model.model.n_vocab:
             ids.append(part)
         else:
-            raise Refusal(400, f"ids must be 0 to {model.n_vocab() - 1}, not {part}", "prompt")
+            raise Refusal(400, f"ids must be 0 to {model.model.n_vocab - 1}, not {part}", "prompt")
     return ids
 
 
@@ -395,16 +397,16 @@ def _bias(model: ServedModel, body: NativeBody, settings: Settings) -> dict[int 
             raise Refusal(400, f"{wrong} or false", "logit_bias")
         if isinstance(token, str):
             data = token.encode("utf-8", "surrogatepass")
-            add(model.tokenize(data, add_bos=False), float(bias))
-        elif isinstance(token, int) and 0 <= token < model.n_vocab():
+            add(model.prompts.tokenize(data, add_bos=False), float(bias))
+        elif isinstance(token, int) and 0 <= token < model.model.n_vocab:
             add([token], float(bias))
         else:
-            raise Refusal(400, f"{wrong}; ids are 0 to {model.n_vocab() - 1}", "logit_bias")
+            raise Refusal(400, f"{wrong}; ids are 0 to {model.model.n_vocab - 1}", "logit_bias")
         if len(found) > settings.max_bias:
             words = f"logit_bias may have at most {settings.max_bias} tokens"
             raise Refusal(400, words, "logit_bias")
     if body.ignore_eos:
-        add(model.end_tokens, -math.inf)
+        add(model.prompts.end_tokens, -math.inf)
     return found
 
 

@@ -33,9 +33,9 @@ class OpenAIForm:
         head: dict[str, Any],
         dicts: Callable[[int, Ticket], Dicts],
         with_usage: bool,
-        count: Callable[[str], int] | None = None,
+        behind: Callable[[str], Sequence[int]] | None = None,
     ):
-        self._head, self._dicts, self._with_usage, self._count = head, dicts, with_usage, count
+        self._head, self._dicts, self._with_usage, self._behind = head, dicts, with_usage, behind
         self._tickets: Sequence[Ticket] = ()
         self._owners: Sequence[Ticket] = ()  # of each text
         self._begun: dict[int, Dicts] = {}
@@ -84,9 +84,9 @@ class OpenAIForm:
 
     def _usage(self, tickets: Sequence[Ticket], n_written: int) -> dict[str, Any]:
         found = counts(tickets, n_written)
-        if self._count is not None:
+        if self._behind is not None:
             made = [each for each in self._begun.values() if isinstance(each, ChatDicts)]
-            n = sum(self._count("".join(each.thoughts)) for each in made)
+            n = sum(len(self._behind("".join(each.thoughts))) for each in made)
             found["completion_tokens_details"] = {"reasoning_tokens": n}
         return found
 
@@ -149,12 +149,13 @@ def completion_job(
     ]
     fields = ("prompt", "n", "max_tokens", "echo", "logprobs")
     check_recorded(requests, settings.max_recorded, fields if n_top is not None else fields[:3])
-    named = None if n_top is None else model.name_bytes
+    named = None if n_top is None else model.prompts.name_bytes
     head = CompletionDicts(name, named).head
 
     def dicts(i: int, ticket: Ticket) -> Dicts:
-        text = model.prompt_text(prompts[i // n]) if body.echo else ""
-        placed = model.placed(ticket, text) if ticket.echoed else []
+        text, placed = model.prompts.text(prompts[i // n]) if body.echo else "", []
+        if ticket.echoed:
+            placed = model.prompts.placed(ticket.request.ids, text, ticket.echoed)
         return CompletionDicts(name, named, (text, placed), head, i, packed)
 
     return Job(model, requests, OpenAIForm(head, dicts, body.wants_usage))
@@ -192,13 +193,13 @@ def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, 
         owner=owner,
     )
     check_recorded([request], settings.max_recorded, ("n", "max_tokens", "top_logprobs"))
-    named = None if recorded is None else model.name_bytes
+    named = None if recorded is None else model.prompts.name_bytes
     head = ChatDicts(name, named).head
 
     def dicts(i: int, ticket: Ticket) -> Dicts:
         return ChatDicts(name, named, copy.deepcopy(turn.parser), head, i, packed)
 
-    form = OpenAIForm(head, dicts, body.wants_usage, model.n_tokens_of)
+    form = OpenAIForm(head, dicts, body.wants_usage, model.prompts.behind)
     return Job(model, [request], form)
 
 
@@ -215,8 +216,8 @@ def embedding_inputs(model: ServedModel, body: EmbeddingBody, settings: Settings
     """What a body asks for. Raises Refusal for what cannot be served."""
     if body.encoding_format not in (None, "float", "base64"):
         raise Refusal(400, "encoding_format must be float or base64", "encoding_format")
-    if body.dimensions not in (None, model.n_embd()):
-        raise Refusal(400, f"this model has {model.n_embd()} dimensions", "dimensions")
+    if body.dimensions not in (None, model.model.n_embd):
+        raise Refusal(400, f"this model has {model.model.n_embd} dimensions", "dimensions")
     inputs = prompts_of(body.input, settings, "input")
     if embedding_bytes(model, len(inputs)) > settings.max_recorded:
         raise Refusal(400, "input has too many entries for --max-recorded", "input")
@@ -225,7 +226,7 @@ def embedding_inputs(model: ServedModel, body: EmbeddingBody, settings: Settings
 
 def embedding_bytes(model: ServedModel, n: int) -> int:
     """Bytes of so many embeddings as JSON, at most."""
-    return n * model.n_embd() * NUMBER_BYTES
+    return n * model.model.n_embd * NUMBER_BYTES
 
 
 async def embeddings(

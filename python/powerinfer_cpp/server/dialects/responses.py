@@ -110,7 +110,7 @@ def responses_job(
         seed=body.seed,
         owner=owner,
     )
-    return Job(model, [request], ResponsesForm(turn, name, body, model.n_tokens_of))
+    return Job(model, [request], ResponsesForm(turn, name, body, model.prompts.behind))
 
 
 def _effort(given: Mapping[str, Any] | None) -> Any:
@@ -207,7 +207,13 @@ def _grammar(text: Mapping[str, Any] | None) -> LlamaGrammar | None:
 class ResponsesForm(BlockForm):
     """Items of a response. count: tokens of a text."""
 
-    def __init__(self, turn: Turn, model: str, body: ResponsesBody, count: Callable[[str], int]):
+    def __init__(
+        self,
+        turn: Turn,
+        model: str,
+        body: ResponsesBody,
+        behind: Callable[[str], Sequence[int]],
+    ):
         super().__init__(turn)
         params = body.sampling()
         self._head = {
@@ -229,7 +235,7 @@ class ResponsesForm(BlockForm):
             "top_p": params.top_p,
             "truncation": "disabled",
         }
-        self._count = count
+        self._behind = behind
         self._number = 0  # of the next event
         self._output: list[dict[str, Any]] = []
         self._id = ""  # of the item that is being written
@@ -323,7 +329,7 @@ class ResponsesForm(BlockForm):
                 "input_tokens": n_prompt,
                 "input_tokens_details": reused,
                 "output_tokens": n_written,
-                "output_tokens_details": {"reasoning_tokens": self._count(thoughts)},
+                "output_tokens_details": {"reasoning_tokens": len(self._behind(thoughts))},
                 "total_tokens": n_prompt + n_written,
             },
         }
