@@ -29,6 +29,9 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from mixtures import MIXTURES  # noqa: E402
+
 ROOT = HERE.parents[1]
 N_VOCAB = 300
 N_TOKENS = 48
@@ -296,6 +299,7 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 5,
         "max_window_layers": 1,
     },
+    **MIXTURES,
 }
 
 
@@ -361,7 +365,7 @@ def randomise(model: Any, seed: int) -> None:
         values = torch.randn(p.shape, generator=generator)
         if name.endswith(".weight") and p.dim() == 1:  # of a norm
             p.data = (0 if model.config.model_type.startswith("gemma") else 1) + 0.2 * values
-        elif name.endswith(".bias"):
+        elif name.endswith("bias"):
             p.data = 0.3 * values
         elif any(part in name for part in ("embed", "lm_head", "wte", "wpe")):
             p.data = 0.5 * values
@@ -369,6 +373,9 @@ def randomise(model: Any, seed: int) -> None:
             sharp = 1.7 if any(part in name for part in ("q_proj", "k_proj", "c_attn")) else 1.2
             inputs = p.shape[0 if model.config.model_type == "gpt2" else -1]
             p.data = sharp / math.sqrt(inputs) * values
+    for name, buffer in sorted(model.named_buffers()):
+        if name.endswith("correction_bias"):  # of the choice of experts
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
 def make(name: str, changes: dict[str, Any], seed: int) -> None:

@@ -34,6 +34,16 @@ def golden(name: str, folder: Path, **changes: Any) -> Path:
     return folder
 
 
+def with_head(folder: Path) -> Path:
+    """Gives the checkpoint a head of its own, a copy of the embedding."""
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].copy()
+    save_file(weights, folder / "model.safetensors")
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": False}))
+    return folder
+
+
 def logits(
     path: Path, tokens: list[int] = TOKENS, sparse: str = "auto", allow_unknown: bool = False
 ) -> np.ndarray:

@@ -20,7 +20,7 @@ N_VOCAB = 512
 class Mixture:
     """What a file is like."""
 
-    family: str = "qwen3moe"  # or smallthinker, or llama: Mixtral
+    family: str = "qwen3moe"  # or qwen2moe, or smallthinker, or llama: Mixtral
     type: str = "Q4_K"  # of matrices
     down: str = "Q6_K"  # of down in every other layer, as K_M files have it
     experts: str = "stacked"  # fused: gate and up are one tensor; single: a tensor for each expert
@@ -29,6 +29,7 @@ class Mixture:
     n_layer: int = 3
     n_expert: int = 32
     n_used: int = 3
+    n_ff_shared: int = 0  # of an expert that every token computes, with a share of its own
     uneven: bool = False  # layers differ in experts and neurons, the first has no experts
     tied: bool = False  # the embedding is the head
     parts: int = 1  # files
@@ -108,6 +109,12 @@ class Mixture:
                 continue
             router = rng.standard_normal((n_expert, width)) / np.sqrt(width)
             yield floats(f"{blk}ffn_gate_inp.weight", router * 3)
+            if shared := self.n_ff_shared:
+                share = rng.standard_normal(width) / np.sqrt(width)
+                yield floats(f"{blk}ffn_gate_inp_shexp.weight", share)
+                yield matrix(f"{blk}ffn_gate_shexp.weight", (shared, width), self.type)
+                yield matrix(f"{blk}ffn_up_shexp.weight", (shared, width), self.type)
+                yield matrix(f"{blk}ffn_down_shexp.weight", (width, shared), self.type)
             gate_up = {"gate": (n_ff, width), "up": (n_ff, width)}
             if self.experts == "fused":
                 gate_up = {"gate_up": (2 * n_ff, width)}
@@ -146,6 +153,8 @@ class Mixture:
         }
         if self.family != "llama":
             sizes |= {f"attention.{name}_length": self.width // 4 for name in ("key", "value")}
+        if self.n_ff_shared:
+            sizes["expert_shared_feed_forward_length"] = self.n_ff_shared
         return [
             *(uint32(f"{self.family}.{key}", value) for key, value in sizes.items()),
             self._by_layer("feed_forward_length", self._neurons),

@@ -62,6 +62,10 @@ DECISIVE = [
     ("opt", "partial_rotary_factor", 0.5),
     ("mixtral", "shared_expert_intermediate_size", 16),
     ("qwen3-moe", "routed_scaling_factor", 2.5),
+    ("olmoe", "shared_expert_intermediate_size", 8),
+    ("minimax-m2", "shared_intermediate_size", 8),
+    ("granite", "num_local_experts", 4),
+    ("hunyuan-moe", "n_group", 2),
     ("stablelm", "alibi", True),
     ("gemma2", "attention_multiplier", 0.1),
     ("phi3-window", "use_qk_norm", True),
@@ -274,6 +278,12 @@ def test_modules_of_embeddings(tmp_path: Path) -> None:
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
 _LLAMA = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "rope_scaling": None}
 _LLAMA |= {"rope_parameters": None, "tie_word_embeddings": False}
+_MULTIPLIERS = {
+    "attention_multiplier": 1.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
 # What transformers' configurations take for a missing key, where that is another model.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
@@ -287,8 +297,38 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window": 4096,
     },
     "qwen3": _LLAMA,
-    "qwen3_moe": _LLAMA,
+    # No layer has intermediate_size.
+    "qwen3_moe": {**_LLAMA, "intermediate_size": 16, "norm_topk_prob": False},
     "phi3": {**_LLAMA, "rms_norm_eps": 1e-5, "sliding_window": None},
+    "qwen2_moe": {**_LLAMA, "norm_topk_prob": False},
+    "olmoe": {**_LLAMA, "rms_norm_eps": 1e-5, "norm_topk_prob": False},
+    "glm4_moe": {**_LLAMA, "rms_norm_eps": 1e-5, "routed_scaling_factor": 1.0, "n_group": 1},
+    "dots1": {
+        **_LLAMA,
+        "intermediate_size": 8,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "sliding_window": 4096,
+        "max_window_layers": 62,
+    },
+    "minimax_m2": {**_LLAMA, "rope_theta": 5e6, "rotary_dim": 12},
+    "ernie4_5": {**_LLAMA, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True},
+    "ernie4_5_moe": {
+        **_LLAMA,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "tie_word_embeddings": True,
+    },
+    "hunyuan_v1_dense": {**_LLAMA, "rms_norm_eps": 1e-5},
+    "hunyuan_v1_moe": {**_LLAMA, "rms_norm_eps": 1e-5},
+    "granite": {**_LLAMA, **_MULTIPLIERS},
+    "granitemoeshared": {**_LLAMA, **_MULTIPLIERS},
+    "phimoe": {
+        **_LLAMA,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "router_jitter_noise": 0.01,
+    },
     "gemma": {**_LLAMA, "hidden_act": "gelu_pytorch_tanh"},
     "gemma2": {
         "rms_norm_eps": 1e-6,

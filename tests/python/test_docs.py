@@ -150,8 +150,8 @@ def test_lists_are_those_of_the_code() -> None:
     assert names(cells("compatibility.md", "config.json's model_type")) == set(FAMILIES)
     assert names(cells("compatibility.md", "GGUF architecture")) == set(activations._DEFAULTS)
     readme = (ROOT / "README.md").read_text()
-    kinds = NUMBERS[len(activations._DEFAULTS)]
-    assert f"{kinds} model architectures, {NUMBERS[len(formats)]} tensor formats" in readme
+    n = len(activations._DEFAULTS)
+    assert f"{n} model architectures, {NUMBERS[len(formats)]} tensor formats" in readme
     text = (ROOT / "docs" / "llama-cpp-python.md").read_text()
     listed = re.search(r"`chat_format=` ([^;]*);", text)
     assert listed and set(listed[1].split()) == set(chat.FORMATS)

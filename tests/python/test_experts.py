@@ -34,6 +34,7 @@ MIXTURES = {
     "smallthinker": Mixture("smallthinker", type="Q4_0", down="Q8_0", tied=True),
     "mixtral": Mixture("llama", experts="single", uneven=True, n_layer=6),
     "qwen3moe": Mixture(n_expert=16, n_used=5),
+    "shared": Mixture("qwen2moe", n_ff_shared=512, uneven=True, n_expert=24),
 }
 # Of the way from the least memory to all of it.
 NEAR_NOTHING, MIDDLE, NEAR_ALL = 0.0, 0.5, 0.97
@@ -106,7 +107,7 @@ def same(a: list[Any], b: list[Any]) -> bool:
 # ---- Python -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", pick(["parts", "smallthinker"], list(MIXTURES)))
+@pytest.mark.parametrize("name", pick(["parts", "smallthinker", "shared"], list(MIXTURES)))
 def test_llama(file: Callable[[str], Path], name: str) -> None:
     path = file(name)
     resident_of(path).unlink(missing_ok=True)

@@ -256,10 +256,24 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"num_key_value_heads": 3}, "not a multiple"),
     ("mixtral", {"num_local_experts": 5}, "gate.weight has shape"),
     ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok"),
-    ("qwen3-moe", {"norm_topk_prob": None}, "norm_topk_prob off"),
-    ("qwen3-moe", {"mlp_only_layers": [1]}, "layers that have no experts"),
-    ("qwen3-moe", {"decoder_sparse_step": 2}, "layers that have no experts"),
+    ("qwen3-moe", {"mlp_only_layers": [1]}, r"layers\.1\.mlp\.gate_proj"),
+    ("qwen3-moe", {"mlp_only_layers": ["1"]}, "must be a list of integers"),
+    ("qwen3-moe", {"decoder_sparse_step": 2}, r"layers\.0\.mlp\.gate_proj"),
     ("qwen3-moe", {"num_experts": 5}, "gate.weight has shape"),
+    ("glm4-moe", {"scoring_func": "softmax"}, "scoring_func"),
+    ("glm4-moe", {"n_shared_experts": 2}, "shared_experts.gate_proj.weight has shape"),
+    ("glm4-moe", {"first_k_dense_replace": 2}, r"layers\.1\.mlp\.gate_proj"),
+    ("dots1", {"topk_method": "greedy"}, "topk_method"),
+    ("dots1", {"moe_layer_freq": 2}, "moe_layer_freq"),
+    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+    ("minimax-m2", {"scoring_func": "softmax"}, "scoring_func"),
+    ("minimax-m2", {"qk_norm_type": "per_head"}, "qk_norm_type"),
+    ("ernie-moe", {"moe_gate": "sinkhorn"}, "moe_gate"),
+    ("ernie-moe", {"moe_layer_end_index": 0}, r"layers\.1\.mlp\.gate_proj"),
+    ("hunyuan", {"use_cla": True}, "use_cla"),
+    ("hunyuan", {"rope_scaling": {"type": "linear", "alpha": 2.0, "factor": 2.0}}, "alpha"),
+    ("hunyuan-moe", {"moe_topk": [2, 1]}, "moe_topk must be an integer"),
+    ("phimoe", {"router_jitter_noise": 0}, "router_jitter_noise must be positive"),
     ("falcon-7b", {"alibi": True}, "alibi"),
     ("falcon-7b", {"bias": True}, "biases"),
     ("falcon-7b", {"parallel_attn": False}, "parallel_attn"),
@@ -371,13 +385,17 @@ def test_gguf_that_contradicts_itself(tmp_path: Path) -> None:
     [
         *("falcon-7b", "falcon-40b", "opt", "qwen2-yarn", "qwen3", "mixtral", "qwen3-moe"),
         *("phi3-short", "stablelm", "stablelm-parallel", "gemma", "gemma2", "gemma3", "gpt2"),
+        *("olmoe", "hunyuan", "granite-moe"),
     ],
 )
 def test_neuron_aware(name: str, tmp_path: Path) -> None:
     folder = golden(name, tmp_path / "model")
     dense = convert(folder, outtype="f32", outfile=tmp_path / "dense.gguf", log=quiet)
-    n_ff, experts = Gguf(dense).metadata, 4 if name in ("mixtral", "qwen3-moe") else 0
-    n_ff = n_ff[f"{n_ff['general.architecture']}.feed_forward_length"]
+    with Gguf(dense) as file:
+        arch = file.value("general.architecture")
+        experts = file.value(f"{arch}.expert_count", 0)
+        width = file.value(f"{arch}.feed_forward_length")
+        n_ff = file.value(f"{arch}.expert_feed_forward_length", width)
     lead, rng, parts = (experts,) if experts else (), np.random.default_rng(0), {}
     (tmp_path / "p").mkdir()
     for layer in range(2):

@@ -96,11 +96,20 @@ class Config:
 
     def integer(self, *keys: str, default: int | None = None, least: int = 1) -> int:
         """The value of the first of `keys` that is present and not null, at least `least`."""
+        return self._whole(keys[0], self._first(keys, default), least)
+
+    def integer_of_layers(self, *keys: str, default: int | None = None, least: int = 1) -> int:
+        """The same where a key may have a list with one for each layer, all alike."""
         value = self._first(keys, default)
+        if isinstance(value, list) and value and value.count(value[0]) == len(value):
+            value = value[0]
+        return self._whole(keys[0], value, least)
+
+    def _whole(self, key: str, value: Any, least: int) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 31:
-            raise ModelFormatError(f"{self.path}: {keys[0]} must be an integer, not {value!r}")
+            raise ModelFormatError(f"{self.path}: {key} must be an integer, not {value!r}")
         return value
 
     def number(self, *keys: str, default: float | None = None) -> float:

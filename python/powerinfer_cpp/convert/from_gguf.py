@@ -165,7 +165,7 @@ def _tensors(
     asked = None if outtype is None else format_by_name(outtype)
     again, fitting = 0, Fitting()
     tensors = source.tensors(gguf)
-    apart = tensors if dense else fused.parted(tensors, _n_ff(gguf), _experts_of_all(gguf))
+    apart = tensors if dense else fused.parted(tensors, _n_ff_dense(gguf), _experts_of_all(gguf))
     for tensor in apart:
         if dense and _NEURON_TENSOR.fullmatch(tensor.name):
             continue
@@ -203,7 +203,8 @@ def _down_name(gguf: Gguf, tensor: Stored, dense: bool) -> tuple[str, bool]:
     name = f"{match[1]}{'' if dense else '_t'}{match[3] or ''}.{match[4]}"
     if match[4] == "bias":
         return name, False
-    n_embd, n_ff = source.size(gguf, "embedding_length"), _n_ff(gguf)
+    n_embd = source.size(gguf, "embedding_length")
+    n_ff = _n_ff(gguf) if match[3] else _n_ff_dense(gguf)
     by_neuron = match[2] is not None
     if match[3] and tensor.shape[-2:] == (n_ff, n_embd) != (n_embd, n_ff):
         by_neuron = True  # PowerInfer's SmallThinker files use the plain name for neuron rows
@@ -242,6 +243,11 @@ def _n_ff(gguf: Gguf) -> int:
     """Neurons of a layer, or of one expert."""
     own = ("expert_feed_forward_length",) if _expert_count(gguf) else ()
     return source.size(gguf, *own, "feed_forward_length")
+
+
+def _n_ff_dense(gguf: Gguf) -> int:
+    """Neurons of a layer without experts."""
+    return source.size(gguf, "feed_forward_length", "expert_feed_forward_length")
 
 
 def _entries(

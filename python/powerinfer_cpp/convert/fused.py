@@ -24,7 +24,7 @@ _EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight")
 def parted(tensors: Iterable[Stored], n_ff: int, n_expert: int | None) -> Iterator[Stored]:
     """The tensors, with fused ones as two, and those of single experts as one.
 
-    n_ff: neurons of a layer, or of an expert. n_expert: experts of a layer; None: layers differ.
+    n_ff: neurons of a layer without experts. n_expert: experts of a layer; None: layers differ.
     Raises ModelFormatError if a layer has more or fewer matrices of experts, UnsupportedModelError
     if they differ in formats or sizes.
     """

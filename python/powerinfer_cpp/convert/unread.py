@@ -243,7 +243,6 @@ _HARMLESS = (
     "no_repeat_ngram_size",
     "num_beam*",
     "num_labels",
-    "num_nextn_predict_layers",
     "num_ln_in_parallel_attn",
     "num_return_sequences",
     "original_max_position_embeddings",  # of kinds of rotation that do not use it
@@ -298,7 +297,7 @@ HARMLESS_TENSORS = re.compile(
     r"|(.+\.)?h\.\d+\.attn\.bias|(.+\.)?position_ids"
 )
 # Layers that predict further tokens for drafts, which no other layer reads.
-DRAFT_TENSORS = re.compile(r"(.+\.)?mtp\..+")
+DRAFT_TENSORS = re.compile(r"(.+\.)?mtp(_(block|emb_norm|hidden_norm|linear_proj))?\..+")
 
 
 def first_names(names: list[str]) -> str:

@@ -1,7 +1,7 @@
 """A tensor of a checkpoint, read on demand."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +20,15 @@ class Weight:
     bf16: bool
     stored: Callable[[], np.ndarray]
     unsupported: str = ""
+
+    def of(self, index: int) -> "Weight":
+        """One of the tensors that it stacks, such as an expert's."""
+        return replace(self, shape=self.shape[1:], stored=lambda: self.stored()[index])
+
+    def between(self, first: int, end: int) -> "Weight":
+        """Some of its rows."""
+        shape = (end - first, *self.shape[1:])
+        return replace(self, shape=shape, stored=lambda: self.stored()[first:end])
 
 
 def unread() -> np.ndarray:

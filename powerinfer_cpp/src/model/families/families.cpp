@@ -103,7 +103,8 @@ RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix,
     const double dynamic = gguf.number("powerinfer.rope.dynamic_factor", 1, 1e6, 1);
     const bool longrope = type == "longrope" || gguf.find_tensor("rope_factors_long.weight");
     if ((longrope || dynamic != 1) && (r.factor != 1 || (longrope && dynamic != 1))) {
-        refuse(gguf, Code::unsupported, "two kinds of RoPE scaling at once are not supported");
+        refuse(gguf, Code::unsupported,
+               scaling + "factor: two kinds of RoPE scaling at once are not supported");
     }
     if (longrope) {  // llama.cpp's files of Phi-3 name no type
         r.kind = RopeScaling::Kind::longrope;
@@ -126,9 +127,9 @@ RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix,
 const std::vector<Family>& all_families() {
     static const std::vector<Family> all = [] {
         std::vector<Family> found;
-        for (const auto* group :
-             {&kLlamaFamilies, &kFalconFamilies, &kGemmaFamilies, &kGpt2Families, &kOptFamilies,
-              &kSmallThinkerFamilies, &kStableLmFamilies}) {
+        for (const auto* group : {&kLlamaFamilies, &kMixtureFamilies, &kGraniteFamilies,
+                                  &kFalconFamilies, &kGemmaFamilies, &kGpt2Families, &kOptFamilies,
+                                  &kSmallThinkerFamilies, &kStableLmFamilies}) {
             found.insert(found.end(), group->begin(), group->end());
         }
         return found;
@@ -253,31 +254,38 @@ LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer) {
         refuse(gguf, Code::format, key(".expert_used_count") + " is missing or 0");
     }
     const auto there = [&](const char* name) { return gguf.find_tensor(blk(layer, name)); };
-    const bool routed = there("ffn_gate_inp.weight") ||
-                        !(there("ffn_up.weight") || there(kUpDownRows) || there(kBundle));
-    const bool mixture = s.n_expert > 0;
-    if (mixture) {
-        const int64_t dense = gguf.integer(key(".leading_dense_block_count"), 0, kMany, 0);
-        if (layer < dense || !routed) s.n_expert = s.n_expert_used = 0;
+    if (s.n_expert > 0) {
+        const std::string leading = key(".leading_dense_block_count");
+        const int64_t n_dense = gguf.integer(leading, 0, kMany, 0);
+        const bool dense =
+            layer < n_dense || there("ffn_up.weight") || there(kUpDownRows) || there(kBundle);
+        const bool routed = there("ffn_gate_inp.weight");
+        if (routed && layer < n_dense) {
+            refuse(gguf, Code::format,
+                   format("%s is %lld, but layer %lld has a router", leading.c_str(),
+                          (long long)n_dense, (long long)layer));
+        }
+        if (dense && !routed) s.n_expert = s.n_expert_used = 0;
     }
     // Experts may have their own width.
     const char* const expert_ff = ".expert_feed_forward_length";
     const bool own = s.n_expert && gguf.find(key(expert_ff));
     s.n_ff = read(own ? expert_ff : ".feed_forward_length", 1, kWide);
     if (s.n_expert) {
-        const int64_t n_shared = read(".expert_shared_count", 0, kMany, 0);
-        s.n_ff_shared = read(".expert_shared_feed_forward_length", 0, kWide, 0);
-        if (!s.n_ff_shared && (n_shared || there("ffn_down_shexp.weight"))) {
-            s.n_ff_shared = std::min(kWide, s.n_ff * std::max<int64_t>(1, n_shared));
-        }
+        const int64_t there_is = there("ffn_down_shexp.weight") != nullptr;
+        const int64_t n_shared = read(".expert_shared_count", 0, kMany, there_is);
+        const int64_t width = std::min(kWide, s.n_ff * n_shared);
+        s.n_ff_shared = read(".expert_shared_feed_forward_length", 0, kWide, width);
     }
     return s;
 }
 
 void require_experts(const ggml::Gguf& gguf, const Config& c) {
-    if (!of_layer(gguf, c, 0, c.architecture + ".expert_count", 0, kMany, 0)) {
-        refuse(gguf, Code::format, c.architecture + ".expert_count is missing or 0");
+    const std::string key = c.architecture + ".expert_count";
+    for (int64_t i = 0; i < c.n_layer; i++) {
+        if (of_layer(gguf, c, i, key, 0, kMany, 0)) return;
     }
+    refuse(gguf, Code::format, key + " is missing or 0");
 }
 
 void number_parts(Model& model) {

@@ -22,6 +22,8 @@ struct Family {
 
 // The families in each file of this folder.
 extern const std::vector<Family> kLlamaFamilies;         // llama.cpp: llama, bamboo, qwen, phi3
+extern const std::vector<Family> kMixtureFamilies;       // mixtures.cpp: glm4moe, olmoe, hunyuan...
+extern const std::vector<Family> kGraniteFamilies;       // granite.cpp: granite, granitemoe
 extern const std::vector<Family> kFalconFamilies;        // falcon.cpp
 extern const std::vector<Family> kGemmaFamilies;         // gemma.cpp: gemma, gemma2, gemma3
 extern const std::vector<Family> kGpt2Families;          // gpt2.cpp
@@ -82,6 +84,12 @@ struct LayerForm {
     bool normalise = true;
     float scale = 1;  // of what attention and the feed-forward block give
 };
+
+// For Llama's relatives: the epsilon of RMSNorm; with RoPE's pairs (i, i + n_rot / 2); and the
+// tensors of a model whose layers all have this form, and the windows that the keys name.
+void configure_llama(const ggml::Gguf& gguf, Config& c);
+void configure_halves(const ggml::Gguf& gguf, Config& c);
+void llama_weights(Model& model, std::vector<WeightSpec>& specs, const LayerForm& form);
 
 // For learned positions instead of RoPE: position 0 is at row `offset` of position_embd.weight.
 void learn_positions(const ggml::Gguf& gguf, Config& c, int64_t offset);

@@ -6,24 +6,16 @@ namespace powerinfer {
 
 using ggml::Activation;
 
-namespace {
-
-void configure(const ggml::Gguf& gguf, Config& c) {
+void configure_llama(const ggml::Gguf& gguf, Config& c) {
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
 }
 
-// Qwen and Phi-3 rotate pairs (i, i + n_rot / 2).
 void configure_halves(const ggml::Gguf& gguf, Config& c) {
-    configure(gguf, c);
+    configure_llama(gguf, c);
     c.rope_pairs = ggml::RopePairs::halves;
 }
 
-void configure_qwen_mixture(const ggml::Gguf& gguf, Config& c) {
-    configure_halves(gguf, c);
-    require_experts(gguf, c);
-}
-
-void weights_of(Model& m, std::vector<WeightSpec>& specs, const LayerForm& form) {
+void llama_weights(Model& m, std::vector<WeightSpec>& specs, const LayerForm& form) {
     Weights w(m, specs);
     w.embedding_and_head();
     const std::vector<int64_t> windows = read_windows(m, {0, 0});
@@ -33,22 +25,29 @@ void weights_of(Model& m, std::vector<WeightSpec>& specs, const LayerForm& form)
     }
 }
 
+namespace {
+
+void configure_qwen_mixture(const ggml::Gguf& gguf, Config& c) {
+    configure_halves(gguf, c);
+    require_experts(gguf, c);
+}
+
 void weights(Model& m, std::vector<WeightSpec>& specs) {
-    weights_of(m, specs, {});
+    llama_weights(m, specs, {});
 }
 
 // Qwen3 normalises the query and key of each head.
 void weights_qwen3(Model& m, std::vector<WeightSpec>& specs) {
     LayerForm form;
     form.head_norms = Attention::Norms::by_head;
-    weights_of(m, specs, form);
+    llama_weights(m, specs, form);
 }
 
 }  // namespace
 
 const std::vector<Family> kLlamaFamilies = {
-    {"llama", Activation::silu, Activation::relu, configure, weights},
-    {"bamboo", Activation::drelu, Activation::drelu, configure, weights},
+    {"llama", Activation::silu, Activation::relu, configure_llama, weights},
+    {"bamboo", Activation::drelu, Activation::drelu, configure_llama, weights},
     {"qwen2", Activation::silu, Activation::relu, configure_halves, weights},
     {"qwen3", Activation::silu, Activation::relu, configure_halves, weights_qwen3},
     {"qwen3moe", Activation::silu, Activation::relu, configure_qwen_mixture, weights_qwen3},

@@ -2,13 +2,18 @@
 
 from ...core.errors import UnsupportedModelError
 from ..config import Config
+from .ernie import Ernie, ErnieMoe
 from .falcon import Falcon
 from .family import Family
 from .gemma import Gemma, Gemma2, Gemma3
 from .gpt2 import Gpt2
-from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3Moe, TurboSparseMixtral
+from .granite import Granite, GraniteMoe
+from .hunyuan import Hunyuan, HunyuanMoe
+from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3, TurboSparseMixtral
+from .mixtures import Dots1, Glm4Moe, MiniMaxM2, Olmoe, Qwen2Moe, Qwen3Moe
 from .opt import Opt
 from .phi3 import Phi3
+from .phimoe import PhiMoe
 from .smallthinker import SmallThinker
 from .stablelm import StableLm
 
@@ -22,6 +27,19 @@ FAMILIES: dict[str, type[Family]] = {
     "qwen2": Qwen2,
     "qwen3": Qwen3,
     "qwen3_moe": Qwen3Moe,
+    "qwen2_moe": Qwen2Moe,
+    "glm4_moe": Glm4Moe,
+    "olmoe": Olmoe,
+    "ernie4_5": Ernie,
+    "ernie4_5_moe": ErnieMoe,
+    "hunyuan_v1_dense": Hunyuan,
+    "hunyuan_v1_moe": HunyuanMoe,
+    "minimax_m2": MiniMaxM2,
+    "dots1": Dots1,
+    "granite": Granite,
+    "granitemoe": GraniteMoe,
+    "granitemoeshared": GraniteMoe,
+    "phimoe": PhiMoe,
     "falcon": Falcon,
     "RefinedWeb": Falcon,  # Falcon 40B and 7B before transformers supported them
     "RefinedWebModel": Falcon,

@@ -15,6 +15,7 @@ from ..writer import Entry, array, float32, uint32
 
 # Names of the predictors in Turbo Sparse checkpoints, one for each FFN or expert.
 PREDICTOR = re.compile(r".+\.predictor\.fc[12]\.weight")
+_LAYER = re.compile(r"(?:.+\.)?layers\.(\d{1,9})\.")
 
 
 class Family:
@@ -54,6 +55,8 @@ class Family:
         self.head_dim = config.integer("head_dim", default=max(1, self.n_embd // self.n_head))
         self.n_head_kv = self.read_n_head_kv()
         self.n_ff = self.read_n_ff()
+        self.n_ff_dense = self.n_ff  # of layers without experts, where a mixture has such
+        self.n_nextn = config.integer("num_nextn_predict_layers", default=0, least=0)
         self.norm_eps = 1e-5
         self.activation = ""
         self.threshold = 0.0  # FATReLU: values up to it become 0
@@ -108,7 +111,7 @@ class Family:
         yield uint32(f"{arch}.context_length", self.n_ctx)
         yield uint32(f"{arch}.embedding_length", self.n_embd)
         yield uint32(f"{arch}.block_count", self.n_layer)
-        yield uint32(f"{arch}.feed_forward_length", self.n_ff)
+        yield uint32(f"{arch}.feed_forward_length", self.n_ff_dense)
         if self.rope:
             yield uint32(f"{arch}.rope.dimension_count", self.rope.n_rot)
         yield uint32(f"{arch}.attention.head_count", self.n_head)
@@ -138,6 +141,12 @@ class Family:
         yield array(key, "BOOL", self.slides)
 
     # ---- Tensors ----
+
+    def is_draft(self, name: str) -> bool:
+        """Whether a tensor of the checkpoint belongs to layers that predict further tokens."""
+        layer = _LAYER.match(name)
+        behind = layer and 0 <= int(layer[1]) - self.n_layer < self.n_nextn
+        return bool(behind or DRAFT_TENSORS.fullmatch(name))
 
     def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
         """The GGUF's tensors in file order.
@@ -174,7 +183,7 @@ class Family:
     ) -> Iterator[Output]:
         """ffn_down, or with `turn` ffn_down_t; the bias has the same name as the matrix."""
         name = f"{block}.ffn_down_t" if turn else f"{block}.ffn_down"
-        weight = weights.take(f"{theirs}.weight", self.n_embd, self.n_ff)
+        weight = weights.take(f"{theirs}.weight", self.n_embd, self.n_ff_dense)
         yield (transposed if turn else from_weight)(f"{name}.weight", weight)
         if bias:
             yield from_weight(f"{name}.bias", weights.take(f"{theirs}.bias", self.n_embd))
@@ -223,14 +232,15 @@ def all_outputs(
 
     Raises ModelFormatError also for weights that nobody uses; with allow_unknown they are a note.
     """
-    left_out = [HARMLESS_TENSORS, DRAFT_TENSORS]
-    if any(DRAFT_TENSORS.fullmatch(name) for name in checkpoint):
+    needed = {name: w for name, w in checkpoint.items() if not family.is_draft(name)}
+    if len(needed) < len(checkpoint):
         family.notes.append("layers that predict further tokens (mtp) are left out")
+    left_out = [HARMLESS_TENSORS]
     if family.may_hold_predictors and not family.keep_predictors:
         left_out.append(PREDICTOR)
     if family.left_out is not None:
         left_out.append(family.left_out)
-    kept = {n: w for n, w in checkpoint.items() if not any(p.fullmatch(n) for p in left_out)}
+    kept = {n: w for n, w in needed.items() if not any(p.fullmatch(n) for p in left_out)}
     weights = Weights(_renamed(family, kept))
     found = list(family.outputs(weights, transpose_down))
     if rest := weights.rest():

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..config import Config
 from ..tensors import Output, Weights, from_weight, stacked, transposed
-from ..writer import Entry, uint32
+from ..weight import Weight
 from .family import Family, read_window
 
 
@@ -30,6 +30,7 @@ class Llama(Family):
     default_activation = "silu"
     has_rope_factors = True
     norm_bias = False
+    ffn_norm = "ffn_norm"  # GGUF's name
     parallel = False  # attention and FFN read the same norm's output
     activation_key = "hidden_act"
     prefix = "model"  # of the checkpoint's names
@@ -78,7 +79,7 @@ class Llama(Family):
         yield from self.attention(weights, f"{theirs}.self_attn", block)
         if not self.parallel:
             name = f"{theirs}.post_attention_layernorm"
-            yield from self.norm(weights, name, f"{block}.ffn_norm", self.norm_bias)
+            yield from self.norm(weights, name, f"{block}.{self.ffn_norm}", self.norm_bias)
         yield from self.ffn(weights, theirs, block, transpose_down)
 
     def attention(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
@@ -109,7 +110,7 @@ class Llama(Family):
         self, weights: Weights, theirs: str, block: str, transpose_down: bool
     ) -> Iterator[Output]:
         for part in ("gate", "up"):
-            name, shape = f"{theirs}.mlp.{part}_proj", (self.n_ff, self.n_embd)
+            name, shape = f"{theirs}.mlp.{part}_proj", (self.n_ff_dense, self.n_embd)
             yield from self.linear(weights, name, f"{block}.ffn_{part}", shape, self.mlp_bias)
         name = f"{theirs}.mlp.down_proj"
         yield from self.down(weights, name, block, transpose_down, self.mlp_bias)
@@ -125,17 +126,23 @@ class Llama(Family):
         expert: the checkpoint's name, with {i} for the expert and {part} for its names of gate, up
         and down (expert_parts).
         """
-        weight = weights.take(f"{router}.weight", self.n_expert, self.n_embd)
-        yield from_weight(f"{block}.ffn_gate_inp.weight", weight, exact=True)
+        yield self.router_of(weights, router, block)
         for part in ("gate", "up", "down"):
-            down = part == "down"
-            shape = (self.n_embd, self.n_ff) if down else (self.n_ff, self.n_embd)
-            name = f"{block}.ffn_{part}{'_t' if down and turn else ''}_exps.weight"
-            found = []
-            for i in range(self.n_expert):
-                weight = weights.take(expert.format(i=i, part=self.expert_parts[part]), *shape)
-                found.append((transposed if down and turn else from_weight)(name, weight))
-            yield stacked(name, found)
+            shape = (self.n_embd, self.n_ff) if part == "down" else (self.n_ff, self.n_embd)
+            theirs = self.expert_parts[part]
+            names = [expert.format(i=i, part=theirs) for i in range(self.n_expert)]
+            yield stacked_experts(block, part, [weights.take(n, *shape) for n in names], turn)
+
+    def router_of(self, weights: Weights, theirs: str, block: str) -> Output:
+        weight = weights.take(f"{theirs}.weight", self.n_expert, self.n_embd)
+        return from_weight(f"{block}.ffn_gate_inp.weight", weight, exact=True)
+
+
+def stacked_experts(block: str, part: str, experts: list[Weight], turn: bool) -> Output:
+    """Gates, ups or downs of a layer's experts as one tensor; turn: down by neurons."""
+    by_neuron = turn and part == "down"
+    name = f"{block}.ffn_{part}{'_t' if by_neuron else ''}_exps.weight"
+    return stacked(name, [(transposed if by_neuron else from_weight)(name, w) for w in experts])
 
 
 class Bamboo(Llama):
@@ -225,36 +232,3 @@ class Qwen3(Qwen2):
         super().__init__(config)
         self.qkv_bias = self.o_bias  # attention_bias
         self.head_norms = True
-
-
-class Qwen3Moe(Qwen3):
-    architecture = "qwen3moe"
-    expert_parts = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-
-    def __init__(self, config: Config):
-        super().__init__(config)
-        self.n_expert = config.integer("num_experts", "num_local_experts")
-        self.n_expert_used = config.integer("num_experts_per_tok")
-        # A GGUF has no place for either.
-        if not config.flag("norm_topk_prob"):
-            raise self.refuse("qwen3_moe whose shares do not sum to 1 (norm_topk_prob off)")
-        step = config.integer("decoder_sparse_step", default=1)
-        if step != 1 or config.values.get("mlp_only_layers"):
-            raise self.refuse(
-                "qwen3_moe with layers that have no experts (decoder_sparse_step, mlp_only_layers)"
-            )
-
-    def read_n_ff(self) -> int:
-        self.config.known("intermediate_size")  # of layers without experts
-        return self.config.integer("moe_intermediate_size")
-
-    def entries(self) -> Iterator[Entry]:
-        yield from super().entries()
-        yield uint32("qwen3moe.expert_feed_forward_length", self.n_ff)
-
-    def ffn(
-        self, weights: Weights, theirs: str, block: str, transpose_down: bool
-    ) -> Iterator[Output]:
-        moe = f"{theirs}.mlp"
-        expert = f"{moe}.experts.{{i}}.{{part}}.weight"
-        yield from self.experts(weights, f"{moe}.gate", expert, block, transpose_down)

@@ -1,0 +1,162 @@
+"""Checkpoints of make_golden.py: mixtures of experts of several families, and dense relatives.
+
+As in its CASES: what differs from BASE.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+TINY: dict[str, Any] = {
+    "intermediate_size": 24,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "n_tokens": 12,
+}
+MIXTURE: dict[str, Any] = {**TINY, "num_experts_per_tok": 2}
+GRANITE: dict[str, Any] = {
+    "attention_multiplier": 0.6,
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 3.0,
+}
+ALPHA: dict[str, Any] = {"type": "dynamic", "factor": 1.0, "alpha": 100.0}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3-moe-dense": {
+        **MIXTURE,
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": 12,
+        "moe_intermediate_size": 8,
+        "num_experts": 4,
+        "norm_topk_prob": False,
+        "mlp_only_layers": [0],
+    },
+    "qwen2-moe": {
+        **MIXTURE,
+        "model_type": "qwen2_moe",
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 16,
+        "num_experts": 4,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 2,
+    },
+    "olmoe": {
+        **MIXTURE,
+        "num_key_value_heads": 4,
+        "model_type": "olmoe",
+        "architectures": ["OlmoeForCausalLM"],
+        "intermediate_size": 8,
+        "num_experts": 5,
+        "norm_topk_prob": False,
+    },
+    "glm4-moe": {
+        **MIXTURE,
+        "model_type": "glm4_moe",
+        "architectures": ["Glm4MoeForCausalLM"],
+        "head_dim": 12,
+        "moe_intermediate_size": 8,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.5,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "attention_bias": True,
+    },
+    "dots1": {
+        **MIXTURE,
+        "num_key_value_heads": 4,
+        "model_type": "dots1",
+        "architectures": ["Dots1ForCausalLM"],
+        "moe_intermediate_size": 8,
+        "n_routed_experts": 4,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "sliding_window": 7,
+        "max_window_layers": 1,
+    },
+    "minimax-m2": {
+        **MIXTURE,
+        "model_type": "minimax_m2",
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "intermediate_size": 8,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+        "rotary_dim": 6,
+        "num_local_experts": 5,
+    },
+    "ernie": {
+        **TINY,
+        "model_type": "ernie4_5",
+        "architectures": ["Ernie4_5ForCausalLM"],
+        "head_dim": 12,
+        "use_bias": True,
+    },
+    "ernie-moe": {
+        **TINY,
+        "model_type": "ernie4_5_moe",
+        "architectures": ["Ernie4_5_MoeForCausalLM"],
+        "moe_intermediate_size": 8,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+    },
+    "hunyuan": {
+        **TINY,
+        "model_type": "hunyuan_v1_dense",
+        "architectures": ["HunYuanDenseV1ForCausalLM"],
+        "head_dim": 12,
+        "rope_scaling": ALPHA,
+    },
+    "hunyuan-moe": {
+        **TINY,
+        "model_type": "hunyuan_v1_moe",
+        "architectures": ["HunYuanMoEV1ForCausalLM"],
+        "head_dim": 8,
+        "intermediate_size": 8,
+        "num_experts": 4,
+        "moe_topk": [2, 2],
+        "rope_scaling": ALPHA,
+    },
+    "granite": {
+        **TINY,
+        **GRANITE,
+        "model_type": "granite",
+        "architectures": ["GraniteForCausalLM"],
+    },
+    "granite-moe": {
+        **MIXTURE,
+        **GRANITE,
+        "model_type": "granitemoeshared",
+        "architectures": ["GraniteMoeSharedForCausalLM"],
+        "intermediate_size": 8,
+        "num_local_experts": 4,
+        "shared_intermediate_size": 12,
+    },
+    "phimoe": {
+        **MIXTURE,
+        "model_type": "phimoe",
+        "architectures": ["PhimoeForCausalLM"],
+        "intermediate_size": 8,
+        "num_local_experts": 4,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "router_jitter_noise": 0.2,  # more than usual, so that it shows
+        "n_ctx": 64,  # transformers never takes the long factors
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {
+            "type": "longrope",
+            "original_max_position_embeddings": 64,
+            "short_factor": [1.0, 1.1, 1.2, 2.5],
+            "long_factor": [1.0, 2.0, 4.0, 12.5],
+            "short_mscale": 1.25,
+            "long_mscale": 1.25,
+        },
+    },
+}
