@@ -36,9 +36,10 @@ std::vector<float> noise(float scale, uint32_t seed, size_t n = kQ) {
 }
 
 void table() {
-    for (DType type : {DType::F32, DType::F16, DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1,
-                       DType::Q8_0, DType::Q2_K, DType::Q3_K, DType::Q4_K, DType::Q5_K, DType::Q6_K,
-                       DType::IQ4_NL, DType::IQ4_XS, DType::I8, DType::I32, DType::BF16}) {
+    for (DType type :
+         {DType::F32, DType::F16, DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0,
+          DType::Q2_K, DType::Q3_K, DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL,
+          DType::IQ4_XS, DType::I8, DType::I32, DType::BF16, DType::MXFP4}) {
         const DTypeInfo& t = info(type);
         CHECK(t.type == type);
         CHECK(find_dtype(uint32_t(type)) == &t);
@@ -184,6 +185,51 @@ void bits() {
           q4.qs[0] == 0x88);  // as in the public quantiser, a zero block has scale -0
 }
 
+// All exponents with all codes of MXFP4; and what the encoder makes of unusual values.
+void powers() {
+    const float values[] = {0, 1, 2, 3, 4, 6, 8, 12};
+    for (int e = 0; e < 256; e++) {
+        for (int low = 0; low < 16; low++) {
+            BlockMXFP4 block = {uint8_t(e), {}};
+            for (int i = 0; i < 16; i++) block.qs[i] = uint8_t(low | i << 4);
+            float y[kQ];
+            info(DType::MXFP4).decode(&block, y, kQ);
+            for (int i = 0; i < kQ; i++) {
+                const int code = i < 16 ? low : i - 16;
+                const float value = code < 8 ? values[code] : -values[code - 8];
+                CHECK(y[i] == std::ldexp(value, e - 128));
+            }
+        }
+    }
+    // Each value of the format is its own code.
+    for (int e = 0; e < 252; e++) {
+        std::vector<float> x;
+        for (int i = 0; i < kQ; i++) {
+            x.push_back(std::ldexp(i % 16 < 8 ? values[i % 8] : -values[i % 8], e - 128));
+        }
+        CHECK(through(DType::MXFP4, x) == x);
+    }
+    // Between two values the first code of both: codes grow with the magnitude.
+    for (const auto& [x, y] : {std::pair(0.5f, 0.0f), {1.5f, 1}, {-2.5f, -2}, {5, 4}, {-7, -6}}) {
+        std::vector<float> all(kQ, x);
+        all[9] = 12;
+        CHECK(through(DType::MXFP4, all)[0] == y);
+    }
+    for (float scale : {1e-44f, 1e-38f, 1e-37f, 3e38f}) {
+        const auto x = noise(scale, 3), y = through(DType::MXFP4, x);
+        for (int i = 0; i < kQ; i++) {
+            CHECK(std::fabs(x[i] - y[i]) <= std::fmax(scale / 4, std::ldexp(1.0f, -129)));
+        }
+    }
+    for (float odd : {kInf, -kInf, std::numeric_limits<float>::quiet_NaN()}) {
+        auto x = noise(1, 4);
+        x[5] = odd;
+        through(DType::MXFP4, x);
+        through(DType::MXFP4, std::vector<float>(kQ, odd));
+    }
+    for (float v : through(DType::MXFP4, std::vector<float>(kQ, 0.0f))) CHECK(v == 0);
+}
+
 // Formats with our own search: accuracy, and robustness.
 void searched() {
     struct {
@@ -249,7 +295,8 @@ void golden_decode() {
         {DType::Q5_1, 0x22aa63ecdf75c79fu},   {DType::Q2_K, 0xef656209ba32ecf0u},
         {DType::Q3_K, 0xac7f3ee58b24c521u},   {DType::Q4_K, 0x74e21b5f975cf024u},
         {DType::Q5_K, 0xe9d730beccb32a40u},   {DType::Q6_K, 0x5e06e1a220d14b65u},
-        {DType::IQ4_NL, 0x7311fd19a45691b9u}, {DType::IQ4_XS, 0x0df0b4bcea273e19u}};
+        {DType::IQ4_NL, 0x7311fd19a45691b9u}, {DType::IQ4_XS, 0x0df0b4bcea273e19u},
+        {DType::MXFP4, 0xf8f7212a7b0f6530u}};
     for (const auto& [type, expected] : hashes) {
         std::vector<uint8_t> bytes(size_t(100 * info(type).bytes));
         uint32_t seed = 9;
@@ -280,7 +327,7 @@ void golden() {
         {DType::F16, 0x1fd5e45aa2532cc4u},  {DType::BF16, 0x1f969a0604ab4d59u},
         {DType::Q8_0, 0xb74febb7020c3417u}, {DType::Q4_0, 0x72430d89eac8667eu},
         {DType::Q4_1, 0x9d2b6d1896bf242du}, {DType::Q5_0, 0x7ddda2d0f531db0du},
-        {DType::Q5_1, 0x731b770c4a38723bu}};
+        {DType::Q5_1, 0x731b770c4a38723bu}, {DType::MXFP4, 0xd1c5230f60f14383u}};
     for (const auto& [type, expected] : hashes) {
         std::vector<uint8_t> bytes(size_t(info(type).size(int64_t(x.size()))));
         info(type).encode(x.data(), bytes.data(), int64_t(x.size()));
@@ -298,6 +345,7 @@ int main() {
     floats();
     blocks();
     bits();
+    powers();
     searched();
     golden_decode();
     golden();

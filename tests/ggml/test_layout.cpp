@@ -14,7 +14,8 @@ using namespace ggml;
 
 namespace {
 
-// The halves of each format's blocks, which are interleaved by two bytes; all else by four.
+// The halves of each format's blocks, which are interleaved by two bytes; MXFP4's exponents by one,
+// all else by four.
 struct Halves {
     DType type;
     std::vector<size_t> at;
@@ -32,6 +33,7 @@ const Halves kHalves[] = {
     {DType::Q6_K, {offsetof(BlockQ6_K, d)}},
     {DType::IQ4_NL, {offsetof(BlockIQ4_NL, d)}},
     {DType::IQ4_XS, {offsetof(BlockIQ4_XS, d), offsetof(BlockIQ4_XS, scales_h)}},
+    {DType::MXFP4, {}},
 };
 
 // n rows, and zeros for the others.
@@ -43,7 +45,8 @@ std::vector<uint8_t> interleaved(const Halves& format, const uint8_t* const* row
     for (size_t at = 0; at < size;) {
         bool half = false;
         for (const size_t h : format.at) half = half || at % block == h;
-        const size_t unit = half ? 2 : 4;
+        const bool exponent = format.type == DType::MXFP4 && at % block == 0;
+        const size_t unit = exponent ? 1 : half ? 2 : 4;
         for (size_t r = 0; r < size_t(n); r++) {
             std::memcpy(&strip[at * kStrip + unit * r], rows[r] + at, unit);
         }
@@ -98,7 +101,7 @@ void test_format(const Halves& format) {
 
 int main() {
     int formats = 0;
-    for (int i = 0; i <= int(DType::BF16); i++) formats += has_strips(DType(i));
+    for (int i = 0; i <= int(DType::MXFP4); i++) formats += has_strips(DType(i));
     CHECK(formats == int(std::size(kHalves)));
     for (const Halves& format : kHalves) test_format(format);
     return check::summary("layout");

@@ -60,9 +60,10 @@ inline double difference(const Floats& a, const Floats& b) {
 }
 constexpr double kRounding = 2e-5;
 
-const DType kTypes[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0,   DType::Q4_1,
-                        DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K,   DType::Q3_K,
-                        DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS};
+const DType kTypes[] = {DType::F32,  DType::F16,    DType::BF16,   DType::Q4_0,
+                        DType::Q4_1, DType::Q5_0,   DType::Q5_1,   DType::Q8_0,
+                        DType::Q2_K, DType::Q3_K,   DType::Q4_K,   DType::Q5_K,
+                        DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS, DType::MXFP4};
 
 // A matrix in both forms.
 struct Weights {

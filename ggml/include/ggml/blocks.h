@@ -123,15 +123,25 @@ struct BlockIQ4_XS {
 };
 static_assert(sizeof(BlockIQ4_XS) == 136);
 
+// 4-bit floats with a power of two (MXFP4 of the OCP's Microscaling Formats 1.0): w = (kE2M1[q] -
+// 16) * 2^(e - 128). Nibbles as in Q4_0. The table has twice the values of E2M1, plus 16.
+constexpr int8_t kE2M1[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+struct BlockMXFP4 {
+    uint8_t e;
+    uint8_t qs[kQ / 2];
+};
+static_assert(sizeof(BlockMXFP4) == 17);
+
 // The formats of blocks: FORMAT(name, its suffix in names of kernels, weights of a block, has it
 // mins?, the bias of its codes).
-#define GGML_PLAIN_FORMATS(FORMAT)    \
-    FORMAT(Q4_0, q4_0, kQ, false, 8)  \
-    FORMAT(Q4_1, q4_1, kQ, true, 0)   \
-    FORMAT(Q5_0, q5_0, kQ, false, 16) \
-    FORMAT(Q5_1, q5_1, kQ, true, 0)   \
-    FORMAT(Q8_0, q8_0, kQ, false, 0)  \
-    FORMAT(IQ4_NL, iq4_nl, kQ, false, 0)
+#define GGML_PLAIN_FORMATS(FORMAT)       \
+    FORMAT(Q4_0, q4_0, kQ, false, 8)     \
+    FORMAT(Q4_1, q4_1, kQ, true, 0)      \
+    FORMAT(Q5_0, q5_0, kQ, false, 16)    \
+    FORMAT(Q5_1, q5_1, kQ, true, 0)      \
+    FORMAT(Q8_0, q8_0, kQ, false, 0)     \
+    FORMAT(IQ4_NL, iq4_nl, kQ, false, 0) \
+    FORMAT(MXFP4, mxfp4, kQ, false, 16)
 #define GGML_K_FORMATS(FORMAT)         \
     FORMAT(Q2_K, q2_k, kQK, true, 0)   \
     FORMAT(Q3_K, q3_k, kQK, false, 4)  \
@@ -158,6 +168,16 @@ inline uint32_t float_to_bits(float f) {
 
 [[gnu::always_inline]] inline float bf16_to_f32(bf16_t h) {
     return bits_to_float(uint32_t(h) << 16);
+}
+
+// The bits of 2^(e - 128), the scale of a block of MXFP4. It is subnormal for e = 0 and 1, and 255
+// stands for no NaN. The larger one of two terms.
+constexpr uint32_t power_bits(uint8_t e) {
+    const int32_t normal = (e - 1) * 0x800000, subnormal = (e + 1) * 0x200000;
+    return uint32_t(normal > subnormal ? normal : subnormal);
+}
+[[gnu::always_inline]] inline float power_of_two(uint8_t e) {
+    return bits_to_float(power_bits(e));
 }
 
 // Rounds to nearest even; NaN stays NaN.

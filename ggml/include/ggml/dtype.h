@@ -25,6 +25,7 @@ enum class DType : uint32_t {
     I8 = 24,
     I32 = 26,
     BF16 = 30,
+    MXFP4 = 39,
 };
 
 struct DTypeInfo {

@@ -39,7 +39,8 @@ void pack_plain(const Block* block, int64_t cols, uint8_t* out) {
         std::memcpy(out + i * bytes.low, block->qs, sizeof(block->qs));
         if constexpr (bytes.high)
             std::memcpy(out + at.high + i * bytes.high, block->qh, bytes.high);
-        std::memcpy(out + at.scale + i * bytes.scale, block, bytes.scale);  // d, and m behind it
+        // d, and m behind it; or e.
+        std::memcpy(out + at.scale + i * bytes.scale, block, bytes.scale);
     }
 }
 

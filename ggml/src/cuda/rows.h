@@ -25,23 +25,32 @@ struct Group {
     float d[2], m[2];
 };
 
-// Four neighbouring values of kIQ4 as bytes of a word.
-constexpr unsigned iq4_word(int i) {
-    return unsigned(uint8_t(kIQ4[i])) | unsigned(uint8_t(kIQ4[i + 1])) << 8 |
-           unsigned(uint8_t(kIQ4[i + 2])) << 16 | unsigned(uint8_t(kIQ4[i + 3])) << 24;
+// Are quants entries of a table?
+constexpr bool has_table(DType type) {
+    return type == DType::IQ4_NL || type == DType::IQ4_XS || type == DType::MXFP4;
 }
 
-// kIQ4 by nibble: what the lower nibbles of the bytes of `word` stand for, and the upper ones.
-__device__ inline void iq4_values(unsigned word, unsigned& low, unsigned& high) {
-    constexpr unsigned first = iq4_word(0), second = iq4_word(4), third = iq4_word(8),
-                       fourth = iq4_word(12);
+// Four neighbouring values of a table as bytes of a word.
+constexpr unsigned table_word(const int8_t (&table)[16], int i) {
+    return unsigned(uint8_t(table[i])) | unsigned(uint8_t(table[i + 1])) << 8 |
+           unsigned(uint8_t(table[i + 2])) << 16 | unsigned(uint8_t(table[i + 3])) << 24;
+}
+
+// The table of a type by nibble: what the lower nibbles of the bytes of `word` stand for, and the
+// upper ones.
+template <DType type>
+__device__ inline void table_values(unsigned word, unsigned& low, unsigned& high) {
+    constexpr auto at = [](int i) {
+        return type == DType::MXFP4 ? table_word(kE2M1, i) : table_word(kIQ4, i);
+    };
+    constexpr unsigned first = at(0), second = at(4), third = at(8), fourth = at(12);
     // __byte_perm takes four bytes of eight: by the lower three bits from both halves of the table,
     // and by the fourth bit from one of the two.
-    const unsigned at = word & 0x77777777, half = 0x32103210 | (word >> 1 & 0x44444444);
+    const unsigned place = word & 0x77777777, half = 0x32103210 | (word >> 1 & 0x44444444);
     const unsigned bytes01 =
-        __byte_perm(__byte_perm(first, second, at), __byte_perm(third, fourth, at), half);
-    const unsigned bytes23 = __byte_perm(__byte_perm(first, second, at >> 16),
-                                         __byte_perm(third, fourth, at >> 16), half >> 16);
+        __byte_perm(__byte_perm(first, second, place), __byte_perm(third, fourth, place), half);
+    const unsigned bytes23 = __byte_perm(__byte_perm(first, second, place >> 16),
+                                         __byte_perm(third, fourth, place >> 16), half >> 16);
     low = __byte_perm(bytes01, bytes23, 0x6420);
     high = __byte_perm(bytes01, bytes23, 0x7531);
 }
@@ -64,8 +73,8 @@ __device__ inline Group load_group(const uint8_t* row, const PlaneOffsets& at, i
         const uint4 a = load16(low);
         const unsigned all[4] = {a.x, a.y, a.z, a.w};
         for (int k = 0; k < 4; k++) {
-            if constexpr (type == DType::IQ4_NL || type == DType::IQ4_XS) {
-                iq4_values(all[k], g.words[k], g.words[k + 4]);
+            if constexpr (has_table(type)) {
+                table_values<type>(all[k], g.words[k], g.words[k + 4]);
             } else {
                 g.words[k] = all[k] & 0x0f0f0f0f;
                 g.words[k + 4] = all[k] >> 4 & 0x0f0f0f0f;
@@ -88,14 +97,21 @@ __device__ inline Group load_group(const uint8_t* row, const PlaneOffsets& at, i
     const uint8_t* super = row + at.super + i / 8 * bytes.super;
     g.m[0] = g.m[1] = 0;
     if constexpr (bytes.super == 0) {
-        // One or two halves.
+        // One or two halves, or an exponent.
         if constexpr (bytes.scale == 4) {
             const unsigned dm = load<unsigned>(scale);
             g.d[0] = g.d[1] = half_to_float(f16_t(dm));
             g.m[0] = g.m[1] = half_to_float(f16_t(dm >> 16));
         } else {
-            g.d[0] = g.d[1] = half_to_float(load<f16_t>(scale));
-            constexpr float offset = type == DType::Q4_0 ? -8 : type == DType::Q5_0 ? -16 : 0;
+            if constexpr (type == DType::MXFP4) {
+                g.d[0] = math::bits_as<float>(power_bits(*scale));
+            } else {
+                g.d[0] = half_to_float(load<f16_t>(scale));
+            }
+            g.d[1] = g.d[0];
+            constexpr float offset = type == DType::Q4_0                           ? -8
+                                     : type == DType::Q5_0 || type == DType::MXFP4 ? -16
+                                                                                   : 0;
             g.m[0] = g.m[1] = g.d[0] * offset;
         }
     } else if constexpr (type == DType::Q4_K || type == DType::Q5_K) {

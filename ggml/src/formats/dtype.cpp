@@ -37,6 +37,7 @@ constexpr DTypeInfo kTypes[] = {
     {DType::I8, "I8", 1, 1, nullptr, nullptr},
     {DType::I32, "I32", 1, 4, nullptr, nullptr},
     {DType::BF16, "BF16", 1, 2, decode_bf16, encode_bf16},
+    ROW(MXFP4, encode_mxfp4),
 };
 #undef ROW
 

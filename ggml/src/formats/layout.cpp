@@ -16,7 +16,7 @@ namespace ggml {
 
 namespace {
 
-// The members of a block in order: half floats, or bytes in groups of four.
+// The members of a block in order: half floats, or bytes, alone or in groups of four.
 struct Member {
     uint8_t bytes, unit;
 };
@@ -25,7 +25,7 @@ struct Members {
     DType type;
     Member members[kMembers];
 };
-constexpr Member kHalf = {2, 2};
+constexpr Member kByte = {1, 1}, kHalf = {2, 2};
 constexpr Members kFormats[] = {
     {DType::Q4_0, {kHalf, {16, 4}}},
     {DType::Q4_1, {kHalf, kHalf, {16, 4}}},
@@ -39,6 +39,7 @@ constexpr Members kFormats[] = {
     {DType::Q6_K, {{128, 4}, {64, 4}, {16, 4}, kHalf}},
     {DType::IQ4_NL, {kHalf, {16, 4}}},
     {DType::IQ4_XS, {kHalf, kHalf, {4, 4}, {128, 4}}},
+    {DType::MXFP4, {kByte, {16, 4}}},
 };
 
 const Members* members_of(DType type) {
@@ -77,8 +78,12 @@ inline void interleave_four(const uint8_t* const* rows, int64_t at, uint8_t* to)
 template <int unit>
 void interleave_one(Rows rows, int64_t at, uint8_t* to) {
 #if defined(__SSE2__)
-    auto* const out = reinterpret_cast<__m128i*>(to);
-    if constexpr (unit == 2) {
+    [[maybe_unused]] auto* const out = reinterpret_cast<__m128i*>(to);
+    if constexpr (unit == 1) {
+        uint64_t all = 0;
+        for (int r = 0; r < kStrip; r++) all |= uint64_t(rows[r][at]) << 8 * r;
+        std::memcpy(to, &all, sizeof(all));
+    } else if constexpr (unit == 2) {
         const auto half = [&](int r) {
             uint16_t bits;
             std::memcpy(&bits, rows[r] + at, sizeof(bits));
@@ -185,7 +190,9 @@ void pack_strip(DType type, const uint8_t* rows, int64_t n, int64_t cols, uint8_
 
 void unpack_block(DType type, const uint8_t* strip_block, int64_t r, uint8_t* block) {
     for (const Member& m : members_of(type)->members) {
-        if (m.unit == 2) {
+        if (m.unit == 1) {
+            gather<1>(strip_block, m.bytes, r, block);
+        } else if (m.unit == 2) {
             gather<2>(strip_block, m.bytes, r, block);
         } else {
             gather<4>(strip_block, m.bytes, r, block);
@@ -197,7 +204,9 @@ void unpack_block(DType type, const uint8_t* strip_block, int64_t r, uint8_t* bl
 
 void put_block(DType type, const uint8_t* block, int64_t r, uint8_t* strip_block) {
     for (const Member& m : members_of(type)->members) {
-        if (m.unit == 2) {
+        if (m.unit == 1) {
+            scatter<1>(block, m.bytes, r, strip_block);
+        } else if (m.unit == 2) {
             scatter<2>(block, m.bytes, r, strip_block);
         } else {
             scatter<4>(block, m.bytes, r, strip_block);

@@ -18,7 +18,7 @@ struct Parts {
     int8_t q[kQK];
 };
 
-// w[i] = d * scale[i / 16] * (code[i] - bias); of IQ4 a table's entry for the code.
+// w[i] = d * scale[i / 16] * (code[i] - bias); of IQ4 and MXFP4 the code is a table's entry.
 template <typename Block>
 struct BlockTraits;
 #define TRAITS(name, suffix, n, min, offset)          \
@@ -29,6 +29,10 @@ struct BlockTraits;
     };
 GGML_BLOCK_FORMATS(TRAITS)
 #undef TRAITS
+
+// Do blocks begin with an exponent (power_bits in blocks.h) instead of a half?
+template <typename Block>
+constexpr bool kHasPower = std::is_same_v<Block, BlockMXFP4>;
 
 // Scales and mins of the eight groups of Q4_K and Q5_K, one byte each, group 0 in the lowest byte.
 struct GroupFactors {
@@ -88,6 +92,10 @@ inline void codes(const BlockQ5_0& b, uint8_t* q) {
 inline void codes(const BlockQ5_1& b, uint8_t* q) {
     nibbles<16>(b.qs, q);
     add_bits_4(b.qh, q);
+}
+inline void codes(const BlockMXFP4& b, uint8_t* q) {
+    nibbles<16>(b.qs, q);
+    for (int i = 0; i < kQ; i++) q[i] = uint8_t(kE2M1[q[i]]);
 }
 inline void codes(const BlockQ8_0& b, uint8_t* q) {
     std::memcpy(q, b.qs, kQ);
@@ -161,10 +169,20 @@ inline void scales(const BlockIQ4_XS& b, int16_t* scale, int16_t*) {
 
 // ---- all of it -------------------------------------------------------------------------------
 
+// The scale of all weights of a block.
+template <typename Block>
+inline float scale_of(const Block& b) {
+    if constexpr (kHasPower<Block>) {
+        return power_of_two(b.e);
+    } else {
+        return f16_to_f32(b.d);
+    }
+}
+
 template <typename Block>
 void take_apart(const Block& block, Parts& p) {
     using Traits = BlockTraits<Block>;
-    p.d = f16_to_f32(block.d);
+    p.d = scale_of(block);
     if constexpr (Traits::has_min && Traits::size == kQ) p.m = f16_to_f32(block.m);
     if constexpr (Traits::has_min && Traits::size == kQK) p.m = -f16_to_f32(block.dmin);
     scales(block, p.scale, p.min);

@@ -16,8 +16,10 @@
 //   horizontal_sum                            ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))
 //   abs, max (b where a is NaN), horizontal_max, any_nan
 //   to_int                                    to nearest, ties to even; INT32_MIN if out of range
+//   as_float                                  32-bit integers as the bits of floats
+//   powers_of_two                             2^(e - 128) for each lane's e of 0 to 255
 // Bytes and integers
-//   load, splat8, splat16, splat32, &, | and ^, add8, sub8, add32, sub32, mul16
+//   load, splat8, splat16, splat32, &, | and ^, add8, sub8, add32, sub32, mul16, max32
 //   shift_left16 .. shift_right32, shift_right_each<n0, .. n7>
 //   low_nibbles, high_nibbles                 of every byte
 //   nibbles_of(a, high)                       one or the other
@@ -76,6 +78,11 @@ inline i256 nibbles_of(i256 a, bool high) {
 }
 inline i256 lane_bytes(i256 a, int i) {
     return shuffle_lanes(a, 0x01010101 * i);
+}
+
+inline f32x8 powers_of_two(i256 e) {  // see power_bits in blocks.h
+    const i256 one = splat32(1);
+    return as_float(max32(shift_left32(sub32(e, one), 23), shift_left32(add32(e, one), 21)));
 }
 
 #ifndef __AVX2__  // two registers of 16 bytes: the 32 values of a block are in one i256 anyway

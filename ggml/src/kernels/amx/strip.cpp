@@ -41,7 +41,7 @@ void unpack(Pair w, int n, Scratch& s) {
             }
         }
         if constexpr (F::blocks == 1) {
-            s.scale[b] = load_scales(w);
+            s.scale[b] = F::scales(w);
         } else {
             const Factors packed = F::factors(w);
             const __m512 unit_min = load_scales(w + kStrip * offsetof(typename F::Block, dmin));
@@ -161,6 +161,7 @@ void strips(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt
 }  // namespace
 
 const strip_fn strip__q4_0_q8 = strips<PairsQ4_0, avx512::strip__q4_0_q8>;
+const strip_fn strip__mxfp4_q8 = strips<PairsMXFP4, avx512::strip__mxfp4_q8>;
 const strip_fn strip__q8_0_q8 = strips<PairsQ8_0, avx512::strip__q8_0_q8>;
 const strip_fn strip__q4_k_q8 = strips<PairsQ4_K, avx512::strip__q4_k_q8>;
 

@@ -61,6 +61,9 @@ inline f32x8 add_product(f32x8 sum, f32x8 a, f32x8 b) {
 inline f32x8 sub_product(f32x8 sum, f32x8 a, f32x8 b) {
     return _mm256_fnmadd_ps(a, b, sum);
 }
+inline f32x8 as_float(i256 v) {
+    return _mm256_castsi256_ps(v);
+}
 inline f32x8 to_float(i256 v) {
     return _mm256_cvtepi32_ps(v);
 }
@@ -89,6 +92,9 @@ inline i256 add32(i256 a, i256 b) {
 }
 inline i256 sub32(i256 a, i256 b) {
     return _mm256_sub_epi32(a, b);
+}
+inline i256 max32(i256 a, i256 b) {
+    return _mm256_max_epi32(a, b);
 }
 inline i256 mul16(i256 a, i256 b) {
     return _mm256_mullo_epi16(a, b);

@@ -42,6 +42,23 @@ inline __m512 load_scales(Pair p) {
     return _mm512_cvtph_ps(_mm256_set_m128i(b, a));
 }
 
+// The same for the exponents of MXFP4, see power_bits in blocks.h.
+inline __m512 powers_of_two(__m512i e) {
+    const __m512i one = _mm512_set1_epi32(1);
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(e, one), 23),
+                                                _mm512_slli_epi32(_mm512_add_epi32(e, one), 21)));
+}
+inline __m512 load_powers(Pair p) {
+    int64_t two[2];
+    std::memcpy(two, p.a, 8);
+    std::memcpy(two + 1, p.b, 8);
+    return powers_of_two(_mm512_cvtepu8_epi32(_mm_set_epi64x(two[1], two[0])));
+}
+inline __m512i table_e2m1(__m512i indices) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kE2M1));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), indices);
+}
+
 // Activations for strips: token t0 + t, 32 columns b, the same for all rows.
 struct Tokens {
     Tokens(const Q8Rows& x, int64_t t0)
@@ -130,13 +147,14 @@ inline void products32(const Pair (&w)[S], int j, const X& x, int64_t b, __m512i
 template <typename F>
 struct OffsetPairs {
     static constexpr int blocks = 1;
+    static __m512 scales(Pair w) { return load_scales(w); }
 
     template <int S, int T, typename X>
     static void multiply(const Pair (&w)[S], const X& x, int64_t b, __m512 (&sum)[S][T]) {
         __m512i product[S][T];
         products32<F>(w, 0, x, b, product);
         for (int s = 0; s < S; s++) {
-            const __m512 scales = load_scales(w[s]);
+            const __m512 scales = F::scales(w[s]);
 #pragma GCC unroll 8
             for (int t = 0; t < T; t++) {
                 const __m512i exact = _mm512_sub_epi32(product[s][t], F::offset(x.sum8(t, b)));
@@ -165,6 +183,16 @@ struct PairsQ8_0 : OffsetPairs<PairsQ8_0> {
                                 _mm512_set1_epi8(char(0x80)));
     }
     static __m512i offset(__m512i sum8) { return _mm512_slli_epi32(sum8, 4); }
+};
+
+struct PairsMXFP4 : OffsetPairs<PairsMXFP4> {
+    using Block = BlockMXFP4;
+    static constexpr int bias = 16;
+    static __m512 scales(Pair w) { return load_powers(w); }
+    static __m512i weights(Pair w, int, int v) {
+        return table_e2m1(nibbles(w + kStrip * offsetof(Block, qs), v));
+    }
+    static __m512i offset(__m512i sum8) { return _mm512_slli_epi32(sum8, 1); }
 };
 
 struct PairsQ4_K {

@@ -2,6 +2,7 @@
 // and their weighted sums. vnni computes the rest. The bits are those of avx2.
 #include <immintrin.h>
 
+#include "formats/parts.h"
 #include "kernels/avx512/pairs.h"
 
 namespace ggml::cpu::avx512 {
@@ -66,11 +67,27 @@ struct PlainQ5_0 {
     }
 };
 
+struct PlainMXFP4 : PairsMXFP4 {
+    static __m512i codes(Pair p) { return table_e2m1(load_nibbles(p + offsetof(Block, qs))); }
+    static __m512 unscaled(const uint8_t* block, int half) {
+        const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kE2M1));
+        return less(_mm_shuffle_epi8(table, nibbles_of(block + offsetof(Block, qs), half)), bias);
+    }
+};
+
 inline __m512i add_pairs_32(__m512i a, __m512i b) {
     return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
 }
 
-inline __m256 gather_halves(const uint8_t* const (&rows)[8], int64_t at) {
+// The scales of the blocks `at` bytes into eight rows, and of one block.
+template <typename Block>
+__m256 gather_scales(const uint8_t* const (&rows)[8], int64_t at) {
+    if constexpr (kHasPower<Block>) {
+        uint64_t all = 0;
+        for (int i = 0; i < 8; i++) all |= uint64_t(rows[i][at]) << 8 * i;
+        const __m512i exponents = _mm512_cvtepu8_epi32(_mm_cvtsi64_si128(int64_t(all)));
+        return _mm512_castps512_ps256(powers_of_two(exponents));
+    }
     const auto half = [&](int i) {
         int16_t h;
         std::memcpy(&h, rows[i] + at, 2);
@@ -78,6 +95,14 @@ inline __m256 gather_halves(const uint8_t* const (&rows)[8], int64_t at) {
     };
     return _mm256_cvtph_ps(
         _mm_setr_epi16(half(0), half(1), half(2), half(3), half(4), half(5), half(6), half(7)));
+}
+
+template <typename Block>
+float block_scale(const uint8_t* block) {
+    if constexpr (kHasPower<Block>) return power_of_two(*block);
+    f16_t half;
+    std::memcpy(&half, block, sizeof(half));
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
 }
 
 template <typename F>
@@ -106,7 +131,8 @@ template <typename F>
             _mm256_add_epi32(_mm512_castsi512_si256(turned), _mm512_extracti64x4_epi64(turned, 1));
         const __m256i offset =
             _mm512_castsi512_si256(F::offset(_mm512_set1_epi32(x.s8[first + b])));
-        const __m256 scale = _mm256_mul_ps(gather_halves(rows, at), _mm256_set1_ps(x.d[first + b]));
+        const __m256 scale = _mm256_mul_ps(gather_scales<typename F::Block>(rows, at),
+                                           _mm256_set1_ps(x.d[first + b]));
         sum = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(_mm256_sub_epi32(total, offset)), sum);
     }
     _mm256_storeu_ps(y, sum);
@@ -149,9 +175,7 @@ inline Floats add_product(Floats sum, Floats a, Floats b) {
 template <typename F>
 float decode_plain(const uint8_t* row, int64_t at, Floats (&values)[2]) {
     for (int i = 0; i < 2; i++) values[i] = F::unscaled(row + at, i);
-    f16_t half;
-    std::memcpy(&half, row + at, sizeof(half));
-    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+    return block_scale<typename F::Block>(row + at);
 }
 
 }  // namespace ggml::cpu::avx512
@@ -167,5 +191,6 @@ namespace ggml::cpu::avx512 {
 PLAIN(q8_0, PlainQ8_0)
 PLAIN(q4_0, PlainQ4_0)
 PLAIN(q5_0, PlainQ5_0)
+PLAIN(mxfp4, PlainMXFP4)
 
 }  // namespace ggml::cpu::avx512

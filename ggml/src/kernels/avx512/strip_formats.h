@@ -97,6 +97,15 @@ struct StripsIQ4_NL : PackedPair<BlockIQ4_NL, OneScale> {
     __m512 scale(int b) const { return load_scales(member(0, b)); }
 };
 
+struct StripsMXFP4 : PackedPair<BlockMXFP4, OneScale> {
+    static constexpr int shift = 1, few = 12;
+    using PackedPair::PackedPair;
+    __m512i group(int b, int v) const {
+        return table_e2m1(nibbles(member(offsetof(Block, qs), b), v));
+    }
+    __m512 scale(int b) const { return load_powers(member(0, b)); }
+};
+
 struct StripsIQ4_XS : PackedPair<BlockIQ4_XS, OneScale> {
     static constexpr int shift = 4, few = 12;
     using PackedPair::PackedPair;

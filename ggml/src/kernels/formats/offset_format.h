@@ -17,7 +17,7 @@ struct OffsetFormat {
     static void multiply(const uint8_t* w, const X& x, int64_t b, f32x8 (&sum)[T]) {
         i256 weights[8];
         all_weights<F>(w, 0, weights);
-        const f32x8 scales = load_f16(w);
+        const f32x8 scales = load_scales<typename F::Block>(w);
         // Without the pragma GCC unrolls the six tokens of Q4_0 only in part: 10% slower.
 #pragma GCC unroll 8
         for (int t = 0; t < T; t++) {
@@ -33,9 +33,12 @@ struct OffsetFormat {
     static f32x8 add_totals(f32x8 sum, const uint8_t* const (&block)[8], i256 totals, const X& x) {
         i256 offset = x.sum8();
         if (F::bias == 16) offset = add32(offset, offset);
-        return add_block(sum, gather_f16(block), x.scale(), sub32(totals, offset));
+        const f32x8 scales = gather_scales<typename F::Block>(block);
+        return add_block(sum, scales, x.scale(), sub32(totals, offset));
     }
-    static Numbers numbers(const uint8_t* w, int, int) { return {load_f16(w), splat(0)}; }
+    static Numbers numbers(const uint8_t* w, int, int) {
+        return {load_scales<typename F::Block>(w), splat(0)};
+    }
 };
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -108,7 +108,7 @@ float decode_plain(const uint8_t* row, int64_t at, f32x8 (&values)[4]) {
         return 1;
     } else {
         F::unscaled(block, values);
-        return f16_value(block.d);
+        return block_scale(block);
     }
 }
 

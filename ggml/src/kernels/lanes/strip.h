@@ -24,6 +24,7 @@
 
 #include <cstddef>
 
+#include "formats/parts.h"
 #include "ggml/tensor.h"
 #include "kernels/kernels.h"
 #include "kernels/simd.h"
@@ -51,6 +52,31 @@ struct Stored {
         return splat(f16_value(half));
     }
 };
+
+// The scales of blocks of 32, which are their first members: of eight interleaved blocks, of those
+// at eight addresses, of one.
+template <typename Block>
+inline f32x8 load_scales(const uint8_t* w) {
+    if constexpr (!kHasPower<Block>) return load_f16(w);
+    uint64_t exponents;
+    std::memcpy(&exponents, w, sizeof(exponents));
+    return powers_of_two(widen8(exponents));
+}
+template <typename Block>
+inline f32x8 gather_scales(const uint8_t* const (&block)[8]) {
+    if constexpr (!kHasPower<Block>) return gather_f16(block);
+    uint64_t exponents = 0;
+    for (int i = 0; i < 8; i++) exponents |= uint64_t(*block[i]) << 8 * i;
+    return powers_of_two(widen8(exponents));
+}
+template <typename Block>
+inline float block_scale(const Block& block) {
+    if constexpr (kHasPower<Block>) {
+        return power_of_two(block.e);
+    } else {
+        return f16_value(block.d);
+    }
+}
 
 // The two forms of 32 activations, as eight groups: the same for all lanes, or each lane's own.
 struct SharedColumns {

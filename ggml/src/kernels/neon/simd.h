@@ -110,6 +110,9 @@ inline f32x8 add_product(f32x8 sum, f32x8 a, f32x8 b) {
 inline f32x8 sub_product(f32x8 sum, f32x8 a, f32x8 b) {
     return {vfmsq_f32(sum.a, a.a, b.a), vfmsq_f32(sum.b, a.b, b.b)};
 }
+inline f32x8 as_float(i256 v) {
+    return {vreinterpretq_f32_u8(v.a), vreinterpretq_f32_u8(v.b)};
+}
 inline f32x8 to_float(i256 v) {
     return {vcvtq_f32_s32(as_s32(v.a)), vcvtq_f32_s32(as_s32(v.b))};
 }
@@ -172,6 +175,9 @@ inline i256 add32(i256 a, i256 b) {
 }
 inline i256 sub32(i256 a, i256 b) {
     return of(vsubq_u32(as_u32(a.a), as_u32(b.a)), vsubq_u32(as_u32(a.b), as_u32(b.b)));
+}
+inline i256 max32(i256 a, i256 b) {
+    return of(vmaxq_s32(as_s32(a.a), as_s32(b.a)), vmaxq_s32(as_s32(a.b), as_s32(b.b)));
 }
 inline i256 mul16(i256 a, i256 b) {
     return of(vmulq_s16(as_s16(a.a), as_s16(b.a)), vmulq_s16(as_s16(a.b), as_s16(b.b)));
