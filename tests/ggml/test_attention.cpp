@@ -102,7 +102,7 @@ double rounded_weights(const Floats& value, int64_t width, int64_t column, int64
 }
 
 void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_dim,
-                    int64_t window = 0, float softcap = 0) {
+                    int64_t window = 0, float softcap = 0, bool with_sinks = false) {
     const Pages kv(type, n_head_kv, head_dim);
     // The first position, positions around the ends of pages and blocks, several pages, of both
     // sequences in turn; then rows that follow each other, as in prompts: within a block, across
@@ -116,6 +116,8 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
     const auto sequence = [&](int64_t t) { return t < apart ? t % 2 : 0; };
     const int64_t rows = int64_t(positions.size()), width = n_head * head_dim;
     const Floats q = random_floats(rows * width, 2);
+    // Some larger than all scores, some smaller.
+    const Floats sinks = random_floats(with_sinks ? n_head : 0, 10);
     std::vector<AttentionRow> table;
     for (int64_t t = 0; t < rows; t++) {
         const int64_t end = positions[size_t(t)];
@@ -134,8 +136,8 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
         Floats out(size_t(n * width), NAN);
         Carved<AttentionScratch> scratch("scratch", context.threads.size(), rows, Pages::kPositions,
                                          n_head, head_dim, width);
-        attention(context, kv.k, n_head, {scale, softcap}, table.data() + first, n,
-                  q.data() + first * width, *scratch, out.data());
+        attention(context, kv.k, n_head, {scale, softcap, with_sinks ? sinks.data() : nullptr},
+                  table.data() + first, n, q.data() + first * width, *scratch, out.data());
         return out;
     };
     Doubles expected, size;
@@ -155,6 +157,10 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
                 dot /= std::sqrt(double(head_dim));
                 weight.push_back(softcap ? softcap * std::tanh(dot / softcap) : dot);
                 top = std::max(top, weight.back());
+            }
+            if (with_sinks) {
+                top = std::max(top, double(sinks[size_t(h)]));
+                sum = std::exp(double(sinks[size_t(h)]) - top);
             }
             for (double& w : weight) sum += w = std::exp(w - top);
             for (int64_t i = 0; i < head_dim; i++) {
@@ -235,12 +241,14 @@ void test_all() {
         test_attention(type, 8, 2, 20);
         test_attention(type, 8, 2, 20, 70);  // a window that begins inside a page
         test_attention(type, 8, 2, 20, 0, 0.5f);
+        test_attention(type, 8, 2, 20, 0, 0, true);
         test_attention(type, 36, 2, 16);  // 18 query heads per key head: two passes
     }
     test_attention(DType::F16, 150, 2, 12);  // a row's heads fill more than a tile
     test_attention(DType::Q8_0, 3, 3, 32);
     test_attention(DType::Q8_0, 8, 2, 96);
     test_attention(DType::Q8_0, 8, 2, 64, 300);
+    test_attention(DType::Q8_0, 8, 2, 64, 300, 0, true);
     test_attention_bytes();
     test_rows(rows_to_keys, keys_to_rows, {DType::F16, DType::F32, DType::Q8_0});
     test_rows(rows_to_values, values_to_rows, {DType::Q8_0});

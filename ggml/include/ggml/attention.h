@@ -49,10 +49,12 @@ struct AttentionRow {
     int64_t first, end;
 };
 // What becomes of the product of a query and a key before the softmax: it is multiplied by `scale`,
-// and then, if softcap is not 0, becomes softcap * tanh(product / softcap).
+// and then, if softcap is not 0, becomes softcap * tanh(product / softcap). Sinks are scores of
+// nothing: a head's one joins its softmax, so that the weights of its values sum to less than 1.
 struct AttentionScores {
     float scale;
     float softcap = 0;
+    const float* sinks = nullptr;  // [n_head] or null
 };
 
 // The softmax and the weighted values of some positions, for several queries: top[i] is the largest

@@ -268,8 +268,18 @@ class Call {
         }
     }
 
+    // Writes what query i has seen, now that all of its blocks are merged: so the sink of its head
+    // counts once.
     void finish(const AttentionSums& sums, int64_t i, int64_t to) const {
-        for (int64_t c = 0; c < dim_; c++) out_[to + c] = sums.values[i * dim_ + c] / sums.sum[i];
+        float sum = sums.sum[i];
+        if (how_.sinks) {
+            const float sink = how_.sinks[to / dim_ % n_head_];
+            const float top = std::max(sums.top[i], sink);
+            const float shrink = exp_f32(sums.top[i] - top);
+            sum = sum * shrink + exp_f32(sink - top);
+            for (int64_t c = 0; c < dim_; c++) sums.values[i * dim_ + c] *= shrink;
+        }
+        for (int64_t c = 0; c < dim_; c++) out_[to + c] = sums.values[i * dim_ + c] / sum;
     }
 
     // All blocks of a tile in turn.

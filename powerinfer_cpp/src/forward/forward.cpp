@@ -110,8 +110,8 @@ void attention(const Pass& p, int64_t layer, const Attention& a, const float* x,
         b.attention_rows[t] = {b.batch.pages[t],
                                a.window ? std::max<int64_t>(0, end - a.window) : 0, end};
     }
-    ggml::attention(p.context, kv, a.n_head, {a.scale, a.softcap}, b.attention_rows, n, b.q,
-                    b.attention, b.attended);
+    ggml::attention(p.context, kv, a.n_head, {a.scale, a.softcap, a.sinks}, b.attention_rows, n,
+                    b.q, b.attention, b.attended);
 
     p.record.squares(p.context, PI_INPUT_ATTENTION_OUTPUT, layer, 0, b.attended, n);
     const Input attended = b.input.prepare(p.context, b.attended, n, a.out_dim(), a.o.quantised());

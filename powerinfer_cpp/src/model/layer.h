@@ -38,6 +38,7 @@ struct Attention {
     int rope = -1;                 // Config::ropes that rotates the heads; -1: none
     int64_t window = 0;            // positions that a row sees, its own too; 0: all
     float scale = 0, softcap = 0;  // of scores, see ggml::AttentionScores
+    const float* sinks = nullptr;  // [n_head], the same
     ggml::Matrix q, k, v, o;       // [q_dim | k_dim | v_dim, n_embd], [n_embd, out_dim]
     const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr, *o_bias = nullptr;
     // Over each head: with RMSNorm [head_dim], with LayerNorm (which has no bias here)

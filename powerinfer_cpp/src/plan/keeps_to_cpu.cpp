@@ -23,8 +23,8 @@ bool has(const Model& m, const float* const& vector) {
 }
 
 std::string reason(const Model& m, const Attention& attention) {
-    const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, scale, softcap, q, k, v, o,
-                 q_bias, k_bias, v_bias, o_bias, q_norm, k_norm, norms] = attention;
+    const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, scale, softcap, sinks, q, k,
+                 v, o, q_bias, k_bias, v_bias, o_bias, q_norm, k_norm, norms] = attention;
     // The arrays of attention in shared memory have a fixed size.
     if (head_dim > ggml::kDeviceHeadDim) {
         return format(
@@ -35,6 +35,7 @@ std::string reason(const Model& m, const Attention& attention) {
     if (norms != Attention::Norms::by_head && (has(m, q_norm) || has(m, k_norm))) {
         return "models with norms over all heads, or behind RoPE, keep to the CPU";
     }
+    if (has(m, sinks)) return "models with attention sinks keep to the CPU";
     if (softcap > 0) return "models that cap the scores of attention keep to the CPU";
     // A pass has one table of rotations there.
     if (rope > 0) return "layers that rotate heads by a base of their own keep to the CPU";
