@@ -309,8 +309,9 @@ bool same_change(Fn fn, Fn generic, const std::vector<float>& x, const F& call) 
     return alone && same_values(mine, other);
 }
 
-constexpr Activation kActivations[] = {Activation::relu, Activation::drelu, Activation::relu2,
-                                       Activation::silu, Activation::gelu,  Activation::gelu_tanh};
+constexpr Activation kActivations[] = {
+    Activation::relu, Activation::drelu,     Activation::relu2,     Activation::silu,
+    Activation::gelu, Activation::gelu_tanh, Activation::swiglu_oai};
 
 void test_activate(activate_fn fn, activate_fn generic, DType) {
     for_lengths([&](int64_t n) {

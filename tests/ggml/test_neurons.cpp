@@ -44,6 +44,10 @@ double activated(const Case& c, double v) {
         case Activation::gelu_tanh:
             v *= 0.5 * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (v + 0.044715 * v * v * v)));
             break;
+        case Activation::swiglu_oai:
+            v = std::min(v, 7.0);
+            v = v / (1 + std::exp(-1.702 * v));
+            break;
     }
     return std::fabs(v) < c.threshold ? 0 : v;
 }
@@ -299,7 +303,10 @@ void test(const Case& c) {
             if (c.gated) {
                 const double g =
                     activated(c, product(gate) + (c.biased ? gate_bias[size_t(n)] : 0));
-                h = g * (c.act == Activation::drelu ? activated(c, u) : u);
+                const double clamped = std::clamp(u, -7.0, 7.0) + 1;
+                h = g * (c.act == Activation::drelu        ? activated(c, u)
+                         : c.act == Activation::swiglu_oai ? clamped
+                                                           : u);
             }
             different += noted != (h != 0);
             for (int64_t i = 0; i < c.cols; i++) {
@@ -470,10 +477,10 @@ int main() {
         test_own_bias(DType::F32, 300, 40, gated);
         test_own_bias(DType::Q4_0, 300, 256, gated);
     }
-    const DType types[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0,   DType::Q4_1,
-                           DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K,   DType::Q3_K,
-                           DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS,
-                           DType::MXFP4};
+    const DType types[] = {DType::F32,  DType::F16,    DType::BF16,   DType::Q4_0,
+                           DType::Q4_1, DType::Q5_0,   DType::Q5_1,   DType::Q8_0,
+                           DType::Q2_K, DType::Q3_K,   DType::Q4_K,   DType::Q5_K,
+                           DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS, DType::MXFP4};
     std::vector<const char*> here;  // best first
     std::copy_if(isas, isas + n_isas, std::back_inserter(here), cpu::kernels_for);
     for (size_t i = 0; i < here.size(); i++) {
@@ -494,8 +501,9 @@ int main() {
             if (block == kQ) test({type, 97, 256, Activation::gelu, true, false, 0});
             if (block == kQK) test({type, 97, 1280, Activation::relu, true, false, 0, DType::Q4_0});
         }
-        for (Activation act : {Activation::relu, Activation::drelu, Activation::relu2,
-                               Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
+        for (Activation act :
+             {Activation::relu, Activation::drelu, Activation::relu2, Activation::silu,
+              Activation::gelu, Activation::gelu_tanh, Activation::swiglu_oai}) {
             for (DType type : {DType::F32, DType::Q8_0, DType::Q4_0}) {
                 test_damage(type, type == DType::F32 ? 40 : 256, act, true, true);
                 test_damage(type, type == DType::F32 ? 40 : 256, act, true, false);

@@ -206,20 +206,25 @@ double activated(Activation act, double g, double u) {
             const double inner = std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g);
             return 0.5 * g * (1 + std::tanh(inner)) * u;
         }
+        case Activation::swiglu_oai:
+            g = std::min(g, 7.0);
+            return g / (1 + std::exp(-1.702 * g)) * (std::clamp(u, -7.0, 7.0) + 1);
     }
     return NAN;
 }
 
 void test_gated_activation() {
     for (Activation act : {Activation::relu, Activation::drelu, Activation::relu2, Activation::silu,
-                           Activation::gelu, Activation::gelu_tanh}) {
+                           Activation::gelu, Activation::gelu_tanh, Activation::swiglu_oai}) {
         const bool is_gelu = act == Activation::gelu || act == Activation::gelu_tanh;
+        const bool is_oai = act == Activation::swiglu_oai;
         for (int64_t n : {1, 333, 9001}) {
             const int64_t rows = n == 333 ? 3 : 1;
             Floats gate = random_floats(rows * n, 3);
-            const Floats up = random_floats(rows * n, 3);
+            Floats up = random_floats(rows * n, 3);
             const Floats extremes = {0.0f, -0.0f, 100.0f, -100.0f, 1e4f, -1e4f};
             for (size_t i = 0; i < extremes.size() && i < gate.size(); i++) gate[i] = extremes[i];
+            for (size_t i = 20; i < up.size(); i += 50) up[i] *= 10;
             const auto op = [&](Context& context, int64_t first, int64_t count) {
                 Floats g(gate.begin() + first * n, gate.begin() + (first + count) * n);
                 gated_activation(context, act, g.data(), up.data() + first * n, count * n);
@@ -230,8 +235,9 @@ void test_gated_activation() {
                 expected.push_back(activated(act, gate[i], up[i]));
                 // In GELU 1 + erf cancels for negative gates, so the error is relative to |gate *
                 // up|. So it does in the reference of its approximation.
-                size.push_back(is_gelu ? std::fabs(double(gate[i]) * up[i])
-                                       : std::fabs(expected.back()));
+                size.push_back(is_gelu  ? std::fabs(double(gate[i]) * up[i])
+                               : is_oai ? std::fabs(double(gate[i])) * 8
+                                        : std::fabs(expected.back()));
             }
             CHECK(close(steady(op, rows), expected, size));
 
@@ -242,8 +248,8 @@ void test_gated_activation() {
                 return g;
             };
             for (size_t i = 0; i < gate.size(); i++) {
-                expected[i] = activated(act, gate[i], 1);
-                size[i] = is_gelu ? std::fabs(double(gate[i])) : std::fabs(expected[i]);
+                expected[i] = activated(act, gate[i], is_oai ? 0 : 1);
+                size[i] = is_gelu || is_oai ? std::fabs(double(gate[i])) : std::fabs(expected[i]);
             }
             CHECK(close(steady(alone, rows), expected, size));
         }

@@ -57,6 +57,14 @@ void test_scores_and_rotations() {
     attention.rope = 1;
     CHECK(says(keeps_to_cpu(*model, 0), "a base of their own"));
     attention.rope = 0;
+    WeightSpec sinks = model->weights.front();
+    sinks.target = Vector{&attention.sinks};
+    model->weights.push_back(sinks);
+    CHECK(says(keeps_to_cpu(*model, 0), "attention sinks"));
+    model->weights.pop_back();
+    model->config.activation = ggml::Activation::swiglu_oai;
+    CHECK(says(keeps_to_cpu(*model, 0), "the activation swiglu_oai"));
+    model->config.activation = ggml::Activation::relu;
     CHECK(keeps_to_cpu(*model, 0).empty());
 }
 

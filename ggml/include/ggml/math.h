@@ -232,6 +232,14 @@ GGML_BOTH inline float sigmoid(float v) {
 GGML_BOTH inline float silu(float v) {
     return v / (1 + exp_f32(-v));
 }
+// Both factors of gpt-oss's gated activation, of gate and of up.
+GGML_BOTH inline float oai_gate(float v) {
+    v = math::choose(v > 7, 7.0f, v);
+    return v / (1 + exp_f32(-1.702f * v));
+}
+GGML_BOTH inline float oai_up(float v) {
+    return math::choose(v > 7, 7.0f, math::choose(v < -7, -7.0f, v)) + 1;
+}
 GGML_BOTH inline float gelu(float v) {  // the exact form, "gelu" in transformers
     return 0.5f * v * (1 + erf_f32(v * 0.70710678f));
 }

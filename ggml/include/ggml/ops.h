@@ -83,9 +83,10 @@ void add(Context& context, float* x, const float* y, int64_t n);
 void add_scaled(Context& context, float* x, float scale, const float* y, int64_t n);
 
 // The activation of the gate, and with drelu (arXiv 2406.05955) also of up. relu2 is relu(x)^2.
-// gelu_tanh approximates gelu, see math.h.
-enum class Activation : uint8_t { relu, drelu, relu2, silu, gelu, gelu_tanh };
-// gate = act(gate) * up (drelu: relu(gate) * relu(up)), n floats.
+// gelu_tanh approximates gelu, see math.h. swiglu_oai is that of gpt-oss, which also clamps up and
+// adds 1.
+enum class Activation : uint8_t { relu, drelu, relu2, silu, gelu, gelu_tanh, swiglu_oai };
+// gate = act(gate) * up (drelu: relu(gate) * relu(up); swiglu_oai: times oai_up(up)), n floats.
 void gated_activation(Context& context, Activation act, float* gate, const float* up, int64_t n);
 
 // The same without a gate: x = act(x).

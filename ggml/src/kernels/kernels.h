@@ -135,7 +135,7 @@ using quantize_fn = void (*)(const float* x, int64_t t0, int64_t nt, const Q8Row
 //
 // x = act(x), n values. Results below the threshold are 0, NaN stays NaN.
 using activate_fn = void (*)(Activation act, float threshold, float* x, int64_t n);
-// x = act(x) * up (drelu: relu(x) * relu(up)).
+// x = act(x) * up (drelu: relu(x) * relu(up); swiglu_oai: times oai_up(up)).
 using gate_fn = void (*)(Activation act, float* x, const float* up, int64_t n);
 // x = cap * tanh(x / cap).
 using softcap_fn = void (*)(float* x, float cap, int64_t n);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "ggml/math.h"
 #include "ggml/neurons.h"
 #include "kernels/kernels.h"
 #include "ops/ffn_parts.h"
@@ -93,6 +94,9 @@ class RowProducts {
     // up products, which are overwritten. 0 where the gate is 0, whatever up is.
     void values(const float* gate, float* up, int64_t n, float* h) const {
         if (w_.act == Activation::drelu) activate(up, n);
+        if (w_.act == Activation::swiglu_oai) {
+            for (int64_t i = 0; i < n; i++) up[i] = oai_up(up[i]);
+        }
         for (int64_t i = 0; i < n; i++) {
             const float product = gate[i] * up[i];
             h[i] = gate[i] != 0 ? product : 0.0f;

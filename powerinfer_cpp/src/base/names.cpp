@@ -32,9 +32,13 @@ constexpr Named<Part> kParts[] = {{Part::attention, "attention"},
                                   {Part::tables, "tables"},
                                   {Part::process, "process"}};
 
-constexpr Named<Activation> kActivations[] = {
-    {Activation::relu, "relu"}, {Activation::drelu, "drelu"}, {Activation::relu2, "relu2"},
-    {Activation::silu, "silu"}, {Activation::gelu, "gelu"},   {Activation::gelu_tanh, "gelu_tanh"}};
+constexpr Named<Activation> kActivations[] = {{Activation::relu, "relu"},
+                                              {Activation::drelu, "drelu"},
+                                              {Activation::relu2, "relu2"},
+                                              {Activation::silu, "silu"},
+                                              {Activation::gelu, "gelu"},
+                                              {Activation::gelu_tanh, "gelu_tanh"},
+                                              {Activation::swiglu_oai, "swiglu_oai"}};
 
 template <typename T, size_t n>
 const char* find_name(const Named<T> (&table)[n], T value) {

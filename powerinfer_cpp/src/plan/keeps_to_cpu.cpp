@@ -50,10 +50,13 @@ std::string reason(const Model&, const Router&) {
     return "mixtures of experts keep to the CPU";
 }
 
-std::string reason(const Model&, const FeedForward& ffn) {
+std::string reason(const Model& m, const FeedForward& ffn) {
     const auto& [n_ff, n_used, blocks, share, sparse_threshold, recall, layer, index, first_block] =
         ffn;
     if (n_used > 0 || blocks.size() != 1) return "mixtures of experts keep to the CPU";
+    if (m.config.activation == ggml::Activation::swiglu_oai) {
+        return "models with the activation swiglu_oai keep to the CPU";
+    }
     [[maybe_unused]] const auto& [gate, up, down, gate_bias, up_bias, down_bias, gates, bundle,
                                   neurons, stored, fc1, fc2, signs, sketch_offset, rate,
                                   unpredicted] = blocks[0];

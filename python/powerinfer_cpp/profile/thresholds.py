@@ -30,7 +30,10 @@ _ERF = np.array([math.erf(x) for x in _ERF_AT])
 
 
 def activated(activation: str, gate: np.ndarray) -> np.ndarray:
-    """Magnitudes of silu, gelu or gelu_tanh."""
+    """Magnitudes of a smooth activation of gates."""
+    if activation == "swiglu_oai":
+        gate = np.minimum(gate, 7)
+        return np.abs(gate) / (1 + np.exp(-np.clip(1.702 * gate, -60, 60)))
     if activation == "silu":
         return np.abs(gate) / (1 + np.exp(-np.clip(gate, -60, 60)))
     if activation == "gelu_tanh":

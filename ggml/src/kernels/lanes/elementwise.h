@@ -52,6 +52,8 @@ inline void with_activation(Activation act, float threshold, const F& use) {
             return use([=](float v) { return keep(gelu(v)); });
         case Activation::gelu_tanh:
             return use([=](float v) { return keep(gelu_tanh(v)); });
+        case Activation::swiglu_oai:
+            return use([=](float v) { return keep(oai_gate(v)); });
     }
 }
 
@@ -66,7 +68,11 @@ void gate(Activation act, float* x, const float* up, int64_t n) {
         });
     } else {
         activate(act, 0, x, n);
-        for (int64_t i = 0; i < n; i++) x[i] *= up[i];
+        if (act == Activation::swiglu_oai) {
+            for (int64_t i = 0; i < n; i++) x[i] *= oai_up(up[i]);
+        } else {
+            for (int64_t i = 0; i < n; i++) x[i] *= up[i];
+        }
     }
 }
 
