@@ -300,6 +300,27 @@ CASES: dict[str, dict[str, Any]] = {
         "max_window_layers": 1,
     },
     **MIXTURES,
+    # Its rows of gates and ups are whole blocks of MXFP4.
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        "architectures": ["GptOssForCausalLM"],
+        "intermediate_size": 32,
+        "num_key_value_heads": 1,
+        "head_dim": 10,
+        "num_local_experts": 3,
+        "num_experts_per_tok": 2,
+        "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "attention_bias": True,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 8.0,
+            "truncate": False,
+        },
+        "n_tokens": 16,
+    },
 }
 
 
@@ -371,6 +392,8 @@ def randomise(model: Any, seed: int) -> None:
             p.data = 0.5 * values
         else:
             sharp = 1.7 if any(part in name for part in ("q_proj", "k_proj", "c_attn")) else 1.2
+            if "gate_up_proj" in name:  # gpt-oss clamps them
+                sharp = 4.0
             inputs = p.shape[0 if model.config.model_type == "gpt2" else -1]
             p.data = sharp / math.sqrt(inputs) * values
     for name, buffer in sorted(model.named_buffers()):

@@ -20,7 +20,7 @@ N_VOCAB = 512
 class Mixture:
     """What a file is like."""
 
-    family: str = "qwen3moe"  # or qwen2moe, or smallthinker, or llama: Mixtral
+    family: str = "qwen3moe"  # or qwen2moe, or smallthinker, gpt-oss, or llama: Mixtral
     type: str = "Q4_K"  # of matrices
     down: str = "Q6_K"  # of down in every other layer, as K_M files have it
     experts: str = "stacked"  # fused: gate and up are one tensor; single: a tensor for each expert
@@ -92,7 +92,8 @@ class Mixture:
             yield matrix("output.weight", (N_VOCAB, width), head_type, 3)
         for i in range(self.n_layer):
             blk = f"blk.{i}."
-            for name in ("attn_norm", "ffn_norm"):
+            before = "post_attention_norm" if self.family == "gpt-oss" else "ffn_norm"
+            for name in ("attn_norm", before):
                 yield norm(f"{blk}{name}.weight", width)
             if self.family == "qwen3moe":
                 for name in ("attn_q_norm", "attn_k_norm"):
@@ -115,6 +116,12 @@ class Mixture:
                 yield matrix(f"{blk}ffn_gate_shexp.weight", (shared, width), self.type)
                 yield matrix(f"{blk}ffn_up_shexp.weight", (shared, width), self.type)
                 yield matrix(f"{blk}ffn_down_shexp.weight", (width, shared), self.type)
+            if self.family == "gpt-oss":
+                yield floats(f"{blk}attn_sinks.weight", rng.standard_normal(4))
+                yield floats(f"{blk}ffn_gate_inp.bias", rng.standard_normal(n_expert))
+                for name, n in (("gate", n_ff), ("up", n_ff), ("down", width)):
+                    bias = rng.standard_normal((n_expert, n)) / 4
+                    yield floats(f"{blk}ffn_{name}_exps.bias", bias)
             gate_up = {"gate": (n_ff, width), "up": (n_ff, width)}
             if self.experts == "fused":
                 gate_up = {"gate_up": (2 * n_ff, width)}

@@ -35,6 +35,7 @@ MIXTURES = {
     "mixtral": Mixture("llama", experts="single", uneven=True, n_layer=6),
     "qwen3moe": Mixture(n_expert=16, n_used=5),
     "shared": Mixture("qwen2moe", n_ff_shared=512, uneven=True, n_expert=24),
+    "gpt-oss": Mixture("gpt-oss", type="MXFP4", down="MXFP4"),
 }
 # Of the way from the least memory to all of it.
 NEAR_NOTHING, MIDDLE, NEAR_ALL = 0.0, 0.5, 0.97
@@ -107,7 +108,9 @@ def same(a: list[Any], b: list[Any]) -> bool:
 # ---- Python -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", pick(["parts", "smallthinker", "shared"], list(MIXTURES)))
+@pytest.mark.parametrize(
+    "name", pick(["parts", "smallthinker", "shared", "gpt-oss"], list(MIXTURES))
+)
 def test_llama(file: Callable[[str], Path], name: str) -> None:
     path = file(name)
     resident_of(path).unlink(missing_ok=True)

@@ -85,6 +85,17 @@ KEYS: dict[str, dict[str, Any]] = {
         "qwen3moe.expert_feed_forward_length": 16,
         "powerinfer.ffn.activation": None,
     },
+    "gpt-oss": {
+        "gpt-oss.expert_count": 3,
+        "gpt-oss.expert_used_count": 2,
+        "gpt-oss.expert_feed_forward_length": 32,
+        "gpt-oss.attention.key_length": 10,
+        "gpt-oss.attention.sliding_window": 7,
+        "gpt-oss.attention.sliding_window_pattern": None,
+        "gpt-oss.rope.scaling.yarn_beta_fast": 8.0,
+        "powerinfer.rope.yarn_truncate": False,
+        "powerinfer.ffn.activation": None,
+    },
     "llama-linear": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
     "llama-llama3": {"llama.rope.scaling.type": None, "llama.rope.freq_base": 50000.0},
     "llama-longrope": {
@@ -274,6 +285,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("hunyuan", {"rope_scaling": {"type": "linear", "alpha": 2.0, "factor": 2.0}}, "alpha"),
     ("hunyuan-moe", {"moe_topk": [2, 1]}, "moe_topk must be an integer"),
     ("phimoe", {"router_jitter_noise": 0}, "router_jitter_noise must be positive"),
+    ("gpt-oss", {"swiglu_limit": 5.0}, "swiglu_limit of 5"),
+    ("gpt-oss", {"swiglu_alpha": 1.0}, "swiglu_alpha of 1"),
+    ("gpt-oss", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+    ("gpt-oss", {"num_local_experts": 4}, "gate_inp|router.weight has shape"),
+    ("gpt-oss", {"intermediate_size": 64}, "gate_up_proj has shape"),
     ("falcon-7b", {"alibi": True}, "alibi"),
     ("falcon-7b", {"bias": True}, "biases"),
     ("falcon-7b", {"parallel_attn": False}, "parallel_attn"),
@@ -321,7 +337,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama-linear", {"partial_rotary_factor": 0.5}, "llama with partial rotation"),
     (
         "qwen2-yarn",
-        {"rope_parameters": {"rope_type": "yarn", "factor": 2, "truncate": False}},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 2, "truncate": 0}},
         "truncate",
     ),
 ]
@@ -385,7 +401,7 @@ def test_gguf_that_contradicts_itself(tmp_path: Path) -> None:
     [
         *("falcon-7b", "falcon-40b", "opt", "qwen2-yarn", "qwen3", "mixtral", "qwen3-moe"),
         *("phi3-short", "stablelm", "stablelm-parallel", "gemma", "gemma2", "gemma3", "gpt2"),
-        *("olmoe", "hunyuan", "granite-moe"),
+        *("olmoe", "hunyuan", "granite-moe", "gpt-oss"),
     ],
 )
 def test_neuron_aware(name: str, tmp_path: Path) -> None:
@@ -416,9 +432,9 @@ def test_neuron_aware(name: str, tmp_path: Path) -> None:
         for part in ("fc1", "fc2"):
             found = ours[f"blk.{layer}.{part}{suffix}.weight"]
             assert np.array_equal(found, parts[layer][f"{part}.weight"])
-        bias = f"blk.{layer}.ffn_down.bias"
-        has_bias = name in ("opt", "gpt2")
-        assert (bias in theirs) == (f"blk.{layer}.ffn_down_t.bias" in ours) == has_bias
+        bias = f"blk.{layer}.ffn_down{suffix}.bias"
+        has_bias = name in ("opt", "gpt2", "gpt-oss")
+        assert (bias in theirs) == (f"blk.{layer}.ffn_down_t{suffix}.bias" in ours) == has_bias
         assert bias not in ours
     assert Gguf(aware).value("powerinfer.version") == 1
     with Llama(

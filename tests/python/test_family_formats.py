@@ -65,9 +65,10 @@ DENSE: dict[str, dict[str, Any]] = {
     "hunyuan-moe": {},
     "granite": {},
     "granite-moe": {},
+    "gpt-oss": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": True}},
 }
 # llama.cpp knows no tied head of these.
-WITH_HEAD = ("olmoe", "dots1", "minimax-m2")
+WITH_HEAD = ("olmoe", "dots1", "minimax-m2", "gpt-oss")
 
 
 # llama.cpp's GELU is a table: it rounds inputs and results to F16, each by up to 2^-11.

@@ -33,6 +33,7 @@ CASES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "gpt2": "gpt2",
+    "gpt-oss": "gpt-oss",
     "mixtral": "mixtral",
     "opt": "opt",
     "phi3": "phi3-window",

@@ -21,6 +21,7 @@ struct RopeScaling {
     double magnitude = 1;                  // of cosine and sine
     double original_ctx = 0;               // yarn, longrope: positions in training
     double beta_fast = 32, beta_slow = 1;  // yarn: turns between which it interpolates
+    bool truncate = true;  // yarn: are the dimensions that turn so often whole numbers?
     // How far frequencies that turn often stay as they are; negative: 1 with yarn, else 0.
     double extension = -1;
     double attention_factor = 1;  // yarn: multiplies 0.1 ln(factor) + 1

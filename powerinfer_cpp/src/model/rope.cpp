@@ -44,8 +44,10 @@ void stretch_yarn(const RopeScaling& s, double log_base, double dims, RopeTable&
     const auto dimension = [&](double rotations) {
         return dims * ggml::log_f64(s.original_ctx / (rotations * 2 * kPi)) / (2 * log_base);
     };
-    const double low = std::max(std::floor(dimension(s.beta_fast)), 0.0);
-    double high = std::min(std::ceil(dimension(s.beta_slow)), dims - 1);
+    double low = dimension(s.beta_fast), high = dimension(s.beta_slow);
+    if (s.truncate) low = std::floor(low), high = std::ceil(high);
+    low = std::max(low, 0.0);
+    high = std::min(high, dims - 1);
     if (high <= low) high = low + 0.001;
     for (size_t i = 0; i < table.frequency.size(); i++) {
         const double slow = std::clamp((double(i) - low) / (high - low), 0.0, 1.0);

@@ -149,7 +149,8 @@ def convert(
     stored = [encoded(output, _format(output, outtype, fitting)) for output in found]
     fitting.report(log)
     threshold = None if predictor is None else sparse_threshold(Path(predictor))
-    entries = list(_entries(folder.name, family, vocab, outtype, neuron_aware, threshold))
+    kept = next((output.own_format for output in found if output.own_format), outtype)
+    entries = list(_entries(folder.name, family, vocab, kept, neuron_aware, threshold))
     if pooling.kind is not None:
         entries.append(uint32(f"{family.architecture}.pooling_type", pooling.kind))
     if statistics is not None:
@@ -223,6 +224,8 @@ def _layers_without_predictor(outputs: list[Output], n_layer: int) -> list[int]:
 
 
 def _format(output: Output, outtype: str, fitting: Fitting) -> Format:
+    if output.own_format:
+        return format_by_name(output.own_format)
     if len(output.shape) == 1 or output.exact or outtype == "f32":
         return format_by_name("F32")
     wanted = format_by_name("F16" if output.predictor else outtype)
@@ -233,15 +236,15 @@ def _entries(
     name: str,
     family: Family,
     vocab: Vocab,
-    outtype: str,
+    file_type: str,
     neuron_aware: bool,
     threshold: float | None,
 ) -> Iterator[Entry]:
-    """The header's keys, in PowerInfer's order."""
+    """The header's keys, in PowerInfer's order. file_type: the format that names the file's."""
     yield string("general.name", name)
     yield from family.entries()
-    yield uint32("general.file_type", FILE_TYPES[outtype.upper()])
-    if format_by_name(outtype).quantised:
+    yield uint32("general.file_type", FILE_TYPES[file_type.upper()])
+    if format_by_name(file_type).quantised:
         yield uint32("general.quantization_version", 2)
     if neuron_aware:
         yield uint32("powerinfer.version", 1)

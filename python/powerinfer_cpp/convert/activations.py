@@ -2,7 +2,7 @@
 (src/model/families)."""
 
 RELUS = ("relu", "drelu", "relu2")  # zero unless the gate is positive
-SMOOTH = ("silu", "gelu", "gelu_tanh")  # never exactly zero
+SMOOTH = ("silu", "gelu", "gelu_tanh", "swiglu_oai")  # never exactly zero
 NAMES = RELUS + SMOOTH
 
 # architecture -> activation of a GGUF, activation of a PWRI file
@@ -29,6 +29,7 @@ _DEFAULTS = {
     "gemma2": ("gelu_tanh", "relu"),
     "gemma3": ("gelu_tanh", "relu"),
     "gpt2": ("gelu_tanh", "relu"),
+    "gpt-oss": ("swiglu_oai", "swiglu_oai"),
     "opt": ("relu", "relu"),
     "phi3": ("silu", "relu"),
     "stablelm": ("silu", "relu"),

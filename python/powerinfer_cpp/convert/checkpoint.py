@@ -113,8 +113,10 @@ def _safetensors(path: Path) -> dict[str, Weight]:
         dtype = _SAFETENSORS_DTYPES.get(entry["dtype"])
         shape, offset = tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
         if dtype is None:
+            of_bytes = entry["dtype"] == "U8"
+            stored = _mapping(path, "u1", shape, offset) if of_bytes else unread
             why = f"element type {entry['dtype']}; supported: {', '.join(_SAFETENSORS_DTYPES)}"
-            weights[name] = Weight(name, shape, False, unread, why)
+            weights[name] = Weight(name, shape, False, stored, why, of_bytes)
             continue
         weights[name] = Weight(name, shape, dtype == "<u2", _mapping(path, dtype, shape, offset))
     return weights

@@ -10,7 +10,7 @@ import numpy as np
 from ..core.errors import ModelFormatError, UnsupportedModelError
 from .config import Config, section_number
 from .tensors import Output, from_values
-from .writer import Entry, float32, string, uint32
+from .writer import Entry, boolean, float32, string, uint32
 
 # Names of kinds in older checkpoints of Phi-3.
 _OLD_NAMES = {"su": "longrope"}
@@ -22,9 +22,10 @@ class Rope:
 
     n_rot: values of a head that rotate, from the first on. kind: "none", "linear", "yarn",
     "longrope" or "dynamic". factor: extension of the context's length. original_ctx: for yarn and
-    longrope. beta_fast, beta_slow: for yarn. attention_factor: for yarn it multiplies yarn's own
-    0.1 ln(factor) + 1, for longrope it is the factor of cosine and sine. divisors: for llama3, one
-    per frequency. short, long: the same for longrope, for contexts up to original_ctx and beyond.
+    longrope. beta_fast, beta_slow: for yarn; truncate: whether it rounds the dimensions that turn
+    so often. attention_factor: for yarn it multiplies yarn's own 0.1 ln(factor) + 1, for longrope
+    it is the factor of cosine and sine. divisors: for llama3, one per frequency. short, long: the
+    same for longrope, for contexts up to original_ctx and beyond.
     """
 
     theta: float
@@ -35,6 +36,7 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
+    truncate: bool = True
     divisors: np.ndarray | None = None
     short: np.ndarray | None = None
     long: np.ndarray | None = None
@@ -66,6 +68,8 @@ class Rope:
             ):
                 if value != default:
                     yield float32(f"{scaling}.{name}", value)
+            if not self.truncate:  # our own key: other engines round
+                yield boolean("powerinfer.rope.yarn_truncate", False)
 
     def outputs(self) -> Iterator[Output]:
         """The tensors of factors."""
@@ -141,8 +145,9 @@ def read_rope(
             raise ModelFormatError(f"{where}: low_freq_factor must be below high_freq_factor")
         divisors = _llama3(theta, n_rot, factor, low, high, original)
         return Rope(theta, n_rot, divisors=divisors)
-    if not values.get("truncate", True):
-        raise UnsupportedModelError(f"{where}: yarn with truncate off is not supported")
+    truncate = values.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise ModelFormatError(f"{where}: truncate must be true or false, not {truncate!r}")
     return Rope(
         theta,
         n_rot,
@@ -152,6 +157,7 @@ def read_rope(
         number("beta_fast", 32.0),
         number("beta_slow", 1.0),
         _attention_factor(values, number, factor),
+        truncate,
     )
 
 

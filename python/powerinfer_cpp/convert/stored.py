@@ -62,6 +62,8 @@ def encoded(output: Output, fmt: Format, importance: np.ndarray | None = None) -
     importance: of the columns, [n_mat, row], for as many matrices of the same height. Reading its
     rows raises ValueError for values that are not finite or do not fit the format.
     """
+    if output.packed is not None and output.own_format == fmt.name:
+        return Stored(output.name, output.shape, fmt, output.packed)
 
     def by_matrix(values: np.ndarray, a: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         height = math.prod(output.shape[:-1]) // len(importance)

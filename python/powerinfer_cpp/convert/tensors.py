@@ -16,7 +16,8 @@ class Output:
 
     shape: numpy's order, slowest dimension first. rows(a, b): float32 rows a to b, counted over
     all dimensions but the last, [b - a, shape[-1]]; 1-D tensors count as a single row. predictor:
-    has its own format option. exact: stays F32 whatever the file's format.
+    has its own format option. exact: stays F32 whatever the file's format. packed: the same rows as
+    bytes (uint8, 1-D) of the format `own_format`, which they keep.
     """
 
     name: str
@@ -24,6 +25,8 @@ class Output:
     rows: Callable[[int, int], np.ndarray]
     predictor: bool = False
     exact: bool = False
+    own_format: str = ""
+    packed: Callable[[int, int], np.ndarray] | None = None
 
     @property
     def row(self) -> int:
@@ -50,6 +53,15 @@ class Weights:
         if weight is None:
             raise ModelFormatError(f"the checkpoint lacks tensor {name} {list(shape)}")
         return check_shape(weight, shape)
+
+    def take_bytes(self, name: str, *shape: int) -> Weight:
+        """The same for a tensor of bytes (U8), which are no weights by themselves."""
+        weight = self._left.get(name)
+        if weight is not None and weight.shape == shape and weight.of_bytes:
+            return self._left.pop(name)
+        if weight is not None and not weight.unsupported:
+            raise ModelFormatError(f"tensor {name} does not hold bytes")
+        return self.take(name, *shape)  # which says why
 
     def rows(self, name: str) -> int:
         """Rows of a tensor that is not taken yet; 0 if there is none."""

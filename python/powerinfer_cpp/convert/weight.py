@@ -12,7 +12,8 @@ class Weight:
 
     shape: numpy's order. stored(): its values as stored, mapped if possible; BF16 as uint16. bf16:
     the values are BF16. unsupported: the element type of values that cannot be read, "" otherwise;
-    whoever needs the tensor refuses it.
+    whoever needs the tensor refuses it. of_bytes: stored() has bytes, which stand for weights in a
+    way that the model's family knows.
     """
 
     name: str
@@ -20,6 +21,7 @@ class Weight:
     bf16: bool
     stored: Callable[[], np.ndarray]
     unsupported: str = ""
+    of_bytes: bool = False
 
     def of(self, index: int) -> "Weight":
         """One of the tensors that it stacks, such as an expert's."""

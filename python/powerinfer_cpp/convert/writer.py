@@ -45,6 +45,7 @@ FILE_TYPES = {
     "IQ4_NL": 25,
     "IQ4_XS": 30,
     "BF16": 32,
+    "MXFP4": 38,
 }
 
 

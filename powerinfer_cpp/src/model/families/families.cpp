@@ -100,6 +100,7 @@ RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix,
     r.extension = gguf.number(scaling + "yarn_ext_factor", -1e6, 1e6, -1);
     r.attention_factor = gguf.number(scaling + "yarn_attn_factor", 1e-3, 1e3, 1);
     r.magnitude = gguf.number(scaling + "attn_factor", 1e-3, 1e3, 1);
+    r.truncate = gguf.boolean("powerinfer.rope.yarn_truncate", true);
     const double dynamic = gguf.number("powerinfer.rope.dynamic_factor", 1, 1e6, 1);
     const bool longrope = type == "longrope" || gguf.find_tensor("rope_factors_long.weight");
     if ((longrope || dynamic != 1) && (r.factor != 1 || (longrope && dynamic != 1))) {
@@ -128,8 +129,9 @@ const std::vector<Family>& all_families() {
     static const std::vector<Family> all = [] {
         std::vector<Family> found;
         for (const auto* group : {&kLlamaFamilies, &kMixtureFamilies, &kGraniteFamilies,
-                                  &kFalconFamilies, &kGemmaFamilies, &kGpt2Families, &kOptFamilies,
-                                  &kSmallThinkerFamilies, &kStableLmFamilies}) {
+                                  &kFalconFamilies, &kGemmaFamilies, &kGpt2Families,
+                                  &kGptOssFamilies, &kOptFamilies, &kSmallThinkerFamilies,
+                                  &kStableLmFamilies}) {
             found.insert(found.end(), group->begin(), group->end());
         }
         return found;

@@ -27,6 +27,7 @@ extern const std::vector<Family> kGraniteFamilies;       // granite.cpp: granite
 extern const std::vector<Family> kFalconFamilies;        // falcon.cpp
 extern const std::vector<Family> kGemmaFamilies;         // gemma.cpp: gemma, gemma2, gemma3
 extern const std::vector<Family> kGpt2Families;          // gpt2.cpp
+extern const std::vector<Family> kGptOssFamilies;        // gpt_oss.cpp
 extern const std::vector<Family> kOptFamilies;           // opt.cpp
 extern const std::vector<Family> kSmallThinkerFamilies;  // smallthinker.cpp
 extern const std::vector<Family> kStableLmFamilies;      // stablelm.cpp

@@ -7,6 +7,7 @@ from .falcon import Falcon
 from .family import Family
 from .gemma import Gemma, Gemma2, Gemma3
 from .gpt2 import Gpt2
+from .gpt_oss import GptOss
 from .granite import Granite, GraniteMoe
 from .hunyuan import Hunyuan, HunyuanMoe
 from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3, TurboSparseMixtral
@@ -48,6 +49,7 @@ FAMILIES: dict[str, type[Family]] = {
     "gemma3": Gemma3,  # with images; the text part is converted
     "gemma3_text": Gemma3,
     "gpt2": Gpt2,
+    "gpt_oss": GptOss,
     "opt": Opt,
     "phi3": Phi3,
     "smallthinker": SmallThinker,
