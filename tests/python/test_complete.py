@@ -213,6 +213,7 @@ FILES = [
         (["m-Q4_0-00001-of-00002.gguf", "n-Q4_0.gguf"], "Q4_0", ["n-Q4_0.gguf"]),
         ([*FILES, "x.Q4_K_M.gguf"], None, ["x.Q4_K_M.gguf"]),
         (["UD-Q4_K_XL/x.gguf", "Q4_K_M/x.gguf"], None, ["Q4_K_M/x.gguf"]),
+        (["m-mxfp4.gguf", "m-Q8_0.gguf", "m-NVFP4.gguf"], None, ["m-mxfp4.gguf"]),
     ],
 )
 def test_files_of_a_repository(names: list[str], quant: str | None, want: list[str]) -> None:

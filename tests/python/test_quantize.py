@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import checkpoints
 import gguf
 import numpy as np
 import pytest
-from families import quiet
+from families import golden, quiet
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.convert.formats import decode, encode, format_by_name
@@ -21,7 +20,7 @@ from powerinfer_cpp.quantize import FORMATS, Choice, quantize
 
 from powerinfer_cpp import Llama, UnsupportedModelError
 
-NAMES = ["F32", "F16", "BF16", "Q8_0", "Q4_0"]
+NAMES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "MXFP4"]
 
 
 def samples() -> dict[str, np.ndarray]:
@@ -75,8 +74,10 @@ def test_a_value_beyond_a_format_is_refused_or_kept(name: str, importance: bool)
                 assert f"{value:g} is beyond the range of {name}" in str(error)
                 refused += 1
                 continue
-            assert abs(decode(fmt.type, data, values.size)[at] / value - 1) < 0.2, value
-    assert refused > 50 or name == "BF16"
+            # MXFP4 has no value between 6 and 8 times a power of 2.
+            most = 0.25 if name == "MXFP4" else 0.2
+            assert abs(decode(fmt.type, data, values.size)[at] / value - 1) < most, value
+    assert refused > 50 or name in ("BF16", "MXFP4")
 
 
 @pytest.mark.parametrize("value", (np.inf, -np.inf, np.nan))
@@ -265,6 +266,7 @@ def test_equals_llama_cpps_quantiser(name: str, shared: Path, tmp_path: Path) ->
 # ---- Every type, and tensors of experts ----
 
 FILE_TYPES = {f"Q{bits}_K": f"MOSTLY_Q{bits}_K_S" for bits in (3, 4, 5)}
+FILE_TYPES["MXFP4"] = "MOSTLY_MXFP4_MOE"
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +296,9 @@ def test_every_type_is_read_by_the_gguf_package(name: str, wide: Path, tmp_path:
         assert tensor.tensor_type == kind, tensor.name
         back = gguf.quants.dequantize(tensor.data, kind)
         error = np.linalg.norm(back - exact[tensor.name]) / np.linalg.norm(exact[tensor.name])
+        if name == "MXFP4":
+            assert error < 0.15
+            continue
         bits = re.match(r"I?Q(\d)", name)
         assert error < 2.0 ** -(int(bits[1]) - 0.5) if bits else error < 4e-3
     tokens = [1, 20, 30, 40]
@@ -393,10 +398,8 @@ def test_rows_that_blocks_of_256_do_not_divide(
 
 
 def test_experts(tmp_path: Path) -> None:
-    golden = Path(__file__).resolve().parents[1] / "golden"
-    shutil.copytree(golden / "mixtral", tmp_path / "model")
-    shutil.copy(golden / "tokenizer.model", tmp_path / "model")
-    source = convert(tmp_path / "model", outfile=tmp_path / "a.gguf", outtype="f32", log=quiet)
+    folder = golden("mixtral", tmp_path / "model")
+    source = convert(folder, outfile=tmp_path / "a.gguf", outtype="f32", log=quiet)
     lines: list[str] = []
     quantize(source, tmp_path / "q.gguf", "Q8_0", log=lines.append)
     before = {t.name: t for t in gguf.GGUFReader(source).tensors}
@@ -411,6 +414,26 @@ def test_experts(tmp_path: Path) -> None:
     assert any("ffn_down_exps" in line and "F16" in line for line in lines)
     router = "blk.1.ffn_gate_inp.weight"
     assert np.array_equal(after[router].data, before[router].data)
+
+
+def test_experts_in_mxfp4(tmp_path: Path) -> None:
+    """MXFP4_MOE is llama.cpp's: experts in MXFP4, all else in Q8_0."""
+    source = convert(
+        golden("gpt-oss", tmp_path / "model"),
+        outfile=tmp_path / "a.gguf",
+        outtype="f32",
+        log=quiet,
+    )
+    out = tmp_path / "q.gguf"
+    quantize(source, out, "mxfp4_moe", log=quiet)
+    assert Gguf(out).metadata["general.file_type"] == gguf.LlamaFileType.MOSTLY_MXFP4_MOE
+    types = types_of(out)
+    matrices = {n: t for n, t in types.items() if t != "F32"}
+    assert {t for n, t in matrices.items() if "_exps" in n} == {"MXFP4"}
+    rest = {n.split(".")[-1]: t for n, t in matrices.items() if "_exps" not in n}
+    assert rest.pop("attn_output") == "F16"  # rows of 40
+    assert set(rest.values()) == {"Q8_0"}
+    assert types["blk.0.ffn_gate_inp"] == types["blk.1.attn_sinks"] == "F32"
 
 
 @pytest.mark.shared

@@ -20,6 +20,8 @@ _KINDS = {
     "ffn_down": "ffn_down",  # also of experts, and turned (ffn_down_t)
 }
 
+_EXPERTS = "_exps"  # in names of stacked experts
+
 
 @dataclass(frozen=True)
 class Mix:
@@ -44,6 +46,7 @@ MIXES = {
         Mix("Q6_K", "Q6_K", 18),
         Mix("IQ4_NL", "IQ4_NL", 25),
         Mix("IQ4_XS", "IQ4_XS", 30),
+        Mix("MXFP4_MOE", "Q8_0", 38),  # of experts MXFP4
     )
 }
 
@@ -74,6 +77,8 @@ class Shape:
 def chosen(mix: Mix, shape: Shape, rows: Mapping[str, int]) -> dict[str, str]:
     """Formats of the matrices with these names. rows: elements of a row of each; whether the format
     fits them is decided later."""
+    if mix.name == "MXFP4_MOE":
+        return {name: "MXFP4" if _EXPERTS in name else mix.base for name in rows}
     layers = sorted(_layer(name) for name in rows if _kind(name) == "attn_v")
     tied = "output.weight" not in rows
     found = {}
