@@ -341,6 +341,13 @@ void test_softcap(softcap_fn fn, softcap_fn generic, DType) {
     });
 }
 
+void test_xielu(xielu_fn fn, xielu_fn generic, DType) {
+    const Xielu how = {0.5f, -0.8f, 0.5f, -1e-6f};
+    for_lengths([&](int64_t n) {
+        CHECK(same_change(fn, generic, odd_floats(n), [&](xielu_fn f, float* x) { f(how, x, n); }));
+    });
+}
+
 void test_add_scaled(add_scaled_fn fn, add_scaled_fn generic, DType) {
     for_lengths([&](int64_t n) {
         const auto y = random_floats(n);

@@ -13,6 +13,7 @@
 
 using namespace ggml;
 using math::bits_as;
+using math::polynomial;
 
 namespace {
 
@@ -218,6 +219,19 @@ void test_sincos_f64() {
     CHECK(bounded);
 }
 
+// What is left of e^x behind 1 + x, for negative x.
+void test_exp_tail() {
+    Results results;
+    const auto reference = [](long double x) {
+        if (x < -0.01L) return std::expm1(x) - x;
+        return x * x * polynomial(x, 1 / 2.0L, 1 / 6.0L, 1 / 24.0L, 1 / 120.0L, 1 / 720.0L);
+    };
+    for (const float x : floats(-0x1p-60f, -110, 97)) results.add(exp_tail(x), reference(x));
+    results.expect("exp_tail", 2.30, 0x804bf5deffb17a0f);
+    CHECK(exp_tail(0) == 0 && exp_tail(-1e30f) == 1e30f && exp_tail(-inf) == inf);
+    CHECK(std::isnan(exp_tail(nan_value)));
+}
+
 }  // namespace
 
 int main() {
@@ -228,6 +242,7 @@ int main() {
         "erf_f32", [](long double x) { return std::erf(x); }, 5, 0.98, 0xca920cd9c2fd06e3);
     test_f32<tanh_f32>(
         "tanh_f32", [](long double x) { return std::tanh(x); }, 10, 1.04, 0x3d393cae0aff8ef7);
+    test_exp_tail();
     test_exp_f64();
     test_log_f64();
     test_sincos_f64();

@@ -48,6 +48,8 @@ double activated(const Case& c, double v) {
             v = std::min(v, 7.0);
             v = v / (1 + std::exp(-1.702 * v));
             break;
+        case Activation::xielu:
+            return NAN;  // neurons have none
     }
     return std::fabs(v) < c.threshold ? 0 : v;
 }

@@ -209,8 +209,32 @@ double activated(Activation act, double g, double u) {
         case Activation::swiglu_oai:
             g = std::min(g, 7.0);
             return g / (1 + std::exp(-1.702 * g)) * (std::clamp(u, -7.0, 7.0) + 1);
+        case Activation::xielu:
+            break;  // see test_xielu
     }
     return NAN;
+}
+
+void test_xielu() {
+    const auto softplus = [](double v) { return std::log1p(std::exp(v)); };
+    for (const Xielu& how : {Xielu{0.5f, -0.8f, 0.5f, -1e-6f}, Xielu{-3, 4, 0.25f, -0.5f}}) {
+        Floats x = random_floats(5003, 3);
+        const Floats ends = {0.0f, -0.0f, -1e-8f, -0.3f, -0.9999f, -1.0001f, -100.0f, 100.0f};
+        std::copy(ends.begin(), ends.end(), x.begin());
+        const double p = softplus(how.alpha_p), n = how.beta + softplus(how.alpha_n);
+        for (Context* c : contexts) {
+            Floats y = x;
+            xielu(*c, how, y.data(), int64_t(y.size()));
+            bool good = true;
+            for (size_t i = 0; i < x.size(); i++) {
+                const double v = x[i], least = std::min(v, double(how.eps));
+                const double curve = v > 0 ? p * v * v : n * (std::expm1(least) - v);
+                const double size = std::fabs(curve) + std::fabs(how.beta * v);
+                good &= std::fabs(y[i] - (curve + how.beta * v)) <= 3e-7 * size;
+            }
+            CHECK(good);
+        }
+    }
 }
 
 void test_gated_activation() {
@@ -306,6 +330,7 @@ void test_all() {
     test_layer_norm();
     test_add();
     test_gated_activation();
+    test_xielu();
     test_rope(RopePairs::adjacent);
     test_rope(RopePairs::halves);
 }

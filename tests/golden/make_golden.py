@@ -116,6 +116,7 @@ STABLELM: dict[str, Any] = {
     "rope_theta": 10000.0,
     "n_tokens": 20,
 }
+TINY: dict[str, Any] = {**SMALL, "intermediate_size": 20, "pad_token_id": 0, "n_tokens": 14}
 PHI3: dict[str, Any] = {
     **SMALL,
     "model_type": "phi3",
@@ -322,6 +323,9 @@ CASES: dict[str, dict[str, Any]] = {
         "n_tokens": 16,
     },
 }
+# Others in the same form, beside TINY.
+_MORE = json.loads((HERE / "tiny_cases.json").read_text())
+CASES |= {name: {**TINY, **changes} for name, changes in _MORE.items()}
 
 
 def build(config: dict[str, Any]) -> Any:
@@ -386,7 +390,7 @@ def randomise(model: Any, seed: int) -> None:
         values = torch.randn(p.shape, generator=generator)
         if name.endswith(".weight") and p.dim() == 1:  # of a norm
             p.data = (0 if model.config.model_type.startswith("gemma") else 1) + 0.2 * values
-        elif name.endswith("bias"):
+        elif name.endswith("bias") or p.dim() < 2:
             p.data = 0.3 * values
         elif any(part in name for part in ("embed", "lm_head", "wte", "wpe")):
             p.data = 0.5 * values

@@ -69,6 +69,14 @@ DECISIVE = [
     ("stablelm", "alibi", True),
     ("gemma2", "attention_multiplier", 0.1),
     ("phi3-window", "use_qk_norm", True),
+    ("smollm3", "attention_multiplier", 0.1),
+    ("ministral3", "clip_qkv", 6.0),
+    ("seed-oss", "use_qk_norm", True),
+    ("glm4", "no_rope_layers", [1, 0]),
+    ("olmo3", "residual_multiplier", 0.22),
+    ("exaone4", "num_experts", 8),
+    ("cohere2", "use_qk_norm", True),
+    ("apertus", "sliding_window_size", 9),
 ]
 
 

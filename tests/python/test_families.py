@@ -76,7 +76,7 @@ KEYS: dict[str, dict[str, Any]] = {
         "qwen2.rope.scaling.type": "yarn",
         "qwen2.rope.scaling.factor": 4.0,
         "qwen2.rope.scaling.original_context_length": 32,
-        "qwen2.rope.scaling.yarn_attn_factor": None,
+        "qwen2.rope.scaling.attn_factor": None,
     },
     "qwen3": {"qwen3.attention.key_length": 12, "qwen3.rope.dimension_count": 12},
     "qwen3-moe": {
@@ -170,6 +170,32 @@ KEYS: dict[str, dict[str, Any]] = {
         "qwen2.attention.sliding_window": 5,
         "qwen2.attention.sliding_window_pattern": [False, True],
     },
+    "smollm3": {"powerinfer.rope.layers": [False, True], "powerinfer.ffn.activation": None},
+    "ministral3": {
+        "mistral3.rope.scaling.type": "yarn",
+        "mistral3.rope.scaling.yarn_log_multiplier": 0.5,
+        "mistral3.rope.scaling.attn_factor": None,
+        "mistral3.attention.temperature_scale": np.float32(0.3),
+        "mistral3.attention.key_length": 12,
+    },
+    "seed-oss": {"seed_oss.rope.dimension_count": 12},
+    "glm4": {"glm4.rope.dimension_count": 6, "glm4.feed_forward_length": 20},
+    "olmo3": {
+        "olmo2.attention.sliding_window": 5,
+        "olmo2.attention.sliding_window_pattern": [True, False],
+        "olmo2.rope.freq_base_swa": 500000.0,
+        "olmo2.rope.scaling.attn_factor": np.float32(1.5 / (0.1 * np.log(4) + 1)),
+    },
+    "exaone4": {
+        "exaone4.attention.sliding_window_pattern": [False, True],
+        "powerinfer.rope.layers": None,
+    },
+    "cohere2": {
+        "cohere2.logit_scale": 0.25,
+        "cohere2.attention.sliding_window_pattern": 2,
+        "cohere2.attention.layer_norm_epsilon": np.float32(1e-5),
+    },
+    "apertus": {"xielu.beta": [0.5, 0.5], "powerinfer.ffn.activation": None},
 }
 
 
@@ -246,6 +272,93 @@ def test_patterns_of_windows(kinds: str, pattern: Any, tmp_path: Path) -> None:
         keys={"gemma3.attention.sliding_window_pattern": [kind == "s" for kind in kinds]},
     )
     assert np.array_equal(logits(path), logits(flags))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "key", "value"),
+    [
+        ("smollm3", {"no_rope_layers": None}, "powerinfer.rope.layers", None),
+        (
+            "smollm3",
+            {"no_rope_layers": None, "no_rope_layer_interval": 1},
+            "powerinfer.rope.layers",
+            [False, False],
+        ),
+        ("exaone4", {"sliding_window": None}, "exaone4.attention.sliding_window", None),
+        (  # layers that see all positions do not rotate, even where no layer has the window
+            "exaone4",
+            {"layer_types": ["full_attention"] * 2},
+            "powerinfer.rope.layers",
+            [False, False],
+        ),
+        (
+            "exaone4",
+            {"layer_types": None, "sliding_window_pattern": "LG"},
+            "exaone4.attention.sliding_window_pattern",
+            [True, False],
+        ),
+        (
+            "olmo3",
+            {
+                "rope_parameters": {
+                    "sliding_attention": {"rope_theta": 7e4, "rope_type": "default"},
+                    "full_attention": {"rope_theta": 5e5, "rope_type": "default"},
+                },
+                "rope_scaling": None,
+            },
+            "olmo2.rope.freq_base_swa",
+            7e4,
+        ),
+        (
+            "cohere2",
+            {"sliding_window_pattern": 4},
+            "cohere2.attention.sliding_window_pattern",
+            None,
+        ),
+    ],
+)
+def test_which_layers_slide_and_rotate(
+    name: str, changes: dict[str, Any], key: str, value: Any, tmp_path: Path
+) -> None:
+    folder = golden(name, tmp_path / "model", **changes)
+    path = convert(folder, outtype="f32", outfile=tmp_path / "a.gguf", log=quiet)
+    with Gguf(path) as file:
+        assert file.value(key) == value
+    logits(path)
+
+
+def test_rotating_layers_as_the_file_says(tmp_path: Path) -> None:
+    path = convert(golden("smollm3", tmp_path / "m"), outfile=tmp_path / "a.gguf", log=quiet)
+    all_rotate = changed(path, tmp_path / "b.gguf", keys={"powerinfer.rope.layers": [True, True]})
+    assert reference.relative_error(logits(all_rotate), logits(path)) > 0.01
+    for wrong in ([True], [1, 0], True):
+        changed(path, tmp_path / "bad.gguf", keys={"powerinfer.rope.layers": wrong})
+        with pytest.raises(ModelFormatError, match=r"powerinfer\.rope\.layers is not a flag for"):
+            Llama(tmp_path / "bad.gguf", n_ctx=64, verbose=False)
+
+
+def test_xielu(tmp_path: Path) -> None:
+    folder = golden("apertus", tmp_path / "m")
+    path = convert(folder, outtype="f32", outfile=tmp_path / "a.gguf", log=quiet)
+    for keys, words in (
+        ({"xielu.alpha_p": None}, "xielu.alpha_p. is missing"),
+        ({"xielu.eps": [0.5]}, "xielu.eps is neither a number nor one for each layer"),
+    ):
+        changed(path, tmp_path / "bad.gguf", keys=keys)
+        with pytest.raises(ModelFormatError, match=words):
+            Llama(tmp_path / "bad.gguf", n_ctx=64, verbose=False)
+    with pytest.raises(UnsupportedModelError, match="neuron rows with xielu"):
+        convert(folder, bundle=True, outfile=tmp_path / "b.gguf", log=quiet)
+    with pytest.raises(UnsupportedModelError, match="neuron rows with xielu"):
+        convert(path, outfile=tmp_path / "b.gguf", log=quiet)
+    # With ReLU in its place it is a model as others are.
+    relu = convert(folder, activation="relu", outtype="f32", outfile=tmp_path / "r", log=quiet)
+    rows = convert(relu, outfile=tmp_path / "rows.gguf", log=quiet)
+    assert reference.relative_error(logits(rows), logits(relu)) < 2e-5
+    other = golden("opt", tmp_path / "opt")
+    path = convert(other, activation="xielu", outfile=tmp_path / "o.gguf", log=quiet)
+    with pytest.raises(UnsupportedModelError, match="opt has no xielu"):
+        Llama(path, n_ctx=64, verbose=False)
 
 
 def test_a_window_that_is_not_used_is_told(tmp_path: Path) -> None:
@@ -340,6 +453,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"rope_parameters": {"rope_type": "yarn", "factor": 2, "truncate": 0}},
         "truncate",
     ),
+    ("smollm3", {"use_sliding_window": True}, "smollm3 with a sliding window"),
+    ("ministral3", {"text_config": {"model_type": "mistral4"}}, "no vocab_size"),
+    ("olmo3", {"layer_types": ["full_attention"]}, "layer_types must have a value for each"),
+    ("cohere2", {"position_embedding_type": "alibi"}, "positions other than rope_gptj"),
+    ("apertus", {"post_norm": True}, "post_norm on"),
+    ("apertus", {"qk_norm": False}, "qk_norm off"),
 ]
 
 
@@ -402,6 +521,7 @@ def test_gguf_that_contradicts_itself(tmp_path: Path) -> None:
         *("falcon-7b", "falcon-40b", "opt", "qwen2-yarn", "qwen3", "mixtral", "qwen3-moe"),
         *("phi3-short", "stablelm", "stablelm-parallel", "gemma", "gemma2", "gemma3", "gpt2"),
         *("olmoe", "hunyuan", "granite-moe", "gpt-oss"),
+        *("glm4", "olmo3", "cohere2"),
     ],
 )
 def test_neuron_aware(name: str, tmp_path: Path) -> None:

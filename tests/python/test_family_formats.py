@@ -66,9 +66,16 @@ DENSE: dict[str, dict[str, Any]] = {
     "granite": {},
     "granite-moe": {},
     "gpt-oss": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": True}},
+    "smollm3": {"no_rope_layers": None},  # llama.cpp knows of every fourth layer only
+    "seed-oss": {},
+    "glm4": {},
+    "olmo2": {},
+    "exaone4": {"sliding_window": None},  # llama.cpp decides by the number of layers
+    "cohere2": {"sliding_window_pattern": 4},  # llama.cpp has no other
+    "apertus": {},
 }
 # llama.cpp knows no tied head of these.
-WITH_HEAD = ("olmoe", "dots1", "minimax-m2", "gpt-oss")
+WITH_HEAD = ("olmoe", "dots1", "minimax-m2", "gpt-oss", "olmo2", "apertus")
 
 
 # llama.cpp's GELU is a table: it rounds inputs and results to F16, each by up to 2^-11.
@@ -166,6 +173,7 @@ LEFT_OUT = {"llama-head-dim"}  # no block divides its rows, 40
 # A rounded input chooses other experts now and then.
 LEFT_OUT |= {"olmoe", "dots1", "minimax-m2", "ernie-moe", "hunyuan-moe"}
 LEFT_OUT |= {"stablelm-parallel", "phi3-long", "phi3-window", "llama-longrope", "llama-dynamic"}
+LEFT_OUT |= {"seed-oss", "glm4"}  # heads of 12
 ROWS_OF_32 = [name for name in (*DENSE, "opt") if name not in LEFT_OUT]
 NARROW = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 WIDE = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")

@@ -44,7 +44,7 @@ def test_factors_of_yarn(tmp_path: Path) -> None:
     derived = rope(tmp_path, rope_scaling={**base, "factor": None})
     assert derived.factor == 4.0  # of the context to the original one
     keys = {e.key: e.value for e in given.entries("llama")}
-    assert keys["llama.rope.scaling.yarn_attn_factor"] == given.attention_factor
+    assert keys["llama.rope.scaling.attn_factor"] == given.attention_factor
 
 
 def test_attention_factor_reaches_the_logits(tmp_path: Path) -> None:

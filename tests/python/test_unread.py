@@ -54,6 +54,14 @@ CASES = {
     "phimoe": "phimoe",
     "stablelm": "stablelm",
     "smallthinker": None,
+    "smollm3": "smollm3",
+    "mistral3": "ministral3",
+    "seed_oss": "seed-oss",
+    "glm4": "glm4",
+    "olmo2": "olmo3",
+    "exaone4": "exaone4",
+    "cohere2": "cohere2",
+    "apertus": "apertus",
 }
 # Keys that change nothing wherever they are not read.
 HARMLESS = {

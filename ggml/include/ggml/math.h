@@ -109,6 +109,16 @@ GGML_BOTH inline float exp_of_negative(float x) {
     return exp_of_rest(x, k) * bits_as<float>((bits_as<uint32_t>(shifted) << 23) + 0x3f800000);
 }
 
+// e^x - 1 - x for x <= 0, 2.30 ulp; NaN stays NaN. Free of branches: both ranges are computed.
+GGML_BOTH inline float exp_tail(float x) {
+    using namespace math;
+    const float near = x * x *
+                       polynomial(x, 0x1p-1f, 0x1.555556p-3f, 0x1.555556p-5f, 0x1.111112p-7f,
+                                  0x1.6c16c2p-10f, 0x1.a01a02p-13f, 0x1.a01a02p-16f,
+                                  0x1.71de3ap-19f, 0x1.27e4fcp-22f, 0x1.ae6456p-26f);
+    return choose(x > -1, near, exp_f32(x) - 1 - x);
+}
+
 // e^x in double, 0.88 ulp; limits and NaN as above.
 GGML_BOTH inline double exp_f64(double x) {
     using namespace math;

@@ -84,13 +84,21 @@ void add_scaled(Context& context, float* x, float scale, const float* y, int64_t
 
 // The activation of the gate, and with drelu (arXiv 2406.05955) also of up. relu2 is relu(x)^2.
 // gelu_tanh approximates gelu, see math.h. swiglu_oai is that of gpt-oss, which also clamps up and
-// adds 1.
-enum class Activation : uint8_t { relu, drelu, relu2, silu, gelu, gelu_tanh, swiglu_oai };
+// adds 1. xielu has parameters, and operators of its own.
+enum class Activation : uint8_t { relu, drelu, relu2, silu, gelu, gelu_tanh, swiglu_oai, xielu };
 // gate = act(gate) * up (drelu: relu(gate) * relu(up); swiglu_oai: times oai_up(up)), n floats.
 void gated_activation(Context& context, Activation act, float* gate, const float* up, int64_t n);
 
 // The same without a gate: x = act(x).
 void activation(Context& context, Activation act, float* x, int64_t n);
+
+// xIELU (arXiv 2411.13010): positive x become p x^2 + beta x, others n (e^min(x, eps) - 1 - x) +
+// beta x, with p = softplus(alpha_p) and n = beta + softplus(alpha_n).
+struct Xielu {
+    float alpha_p = 0, alpha_n = 0, beta = 0, eps = 0;
+};
+// x = xielu(x), n floats.
+void xielu(Context& context, const Xielu& how, float* x, int64_t n);
 
 // Which values of a head form a pair: (2i, 2i + 1), or (i, i + n_pairs) as in GPT-NeoX.
 enum class RopePairs : uint8_t { adjacent, halves };

@@ -58,7 +58,7 @@ __device__ inline float activated(Activation act, float v) {
             return silu(v);
         case Activation::gelu:
             return gelu(v);
-        default:
+        default:  // xielu is not computed here
             return gelu_tanh(v);
     }
 }

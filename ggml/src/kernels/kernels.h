@@ -139,6 +139,7 @@ using activate_fn = void (*)(Activation act, float threshold, float* x, int64_t 
 using gate_fn = void (*)(Activation act, float* x, const float* up, int64_t n);
 // x = cap * tanh(x / cap).
 using softcap_fn = void (*)(float* x, float cap, int64_t n);
+using xielu_fn = void (*)(const Xielu& how, float* x, int64_t n);
 // x += scale * y.
 using add_scaled_fn = void (*)(float* x, float scale, const float* y, int64_t n);
 // x = a * x + b * y.
@@ -185,6 +186,7 @@ struct Kernels {
     activate_fn activate[kTypes];  // this and the next: F32
     gate_fn gate[kTypes];
     softcap_fn softcap[kTypes];
+    xielu_fn xielu[kTypes];
     add_scaled_fn add_scaled[kTypes];
     mix_fn mix[kTypes];
     rms_norm_fn rms_norm[kTypes];

@@ -202,4 +202,11 @@ void activation(Context& context, Activation act, float* x, int64_t n) {
     });
 }
 
+void xielu(Context& context, const Xielu& how, float* x, int64_t n) {
+    const OpTimer timer(context.profile, "xielu");
+    context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
+        context.kernels.xielu[kF32](how, x + begin, end - begin);
+    });
+}
+
 }  // namespace ggml

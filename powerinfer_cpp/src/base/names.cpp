@@ -38,7 +38,8 @@ constexpr Named<Activation> kActivations[] = {{Activation::relu, "relu"},
                                               {Activation::silu, "silu"},
                                               {Activation::gelu, "gelu"},
                                               {Activation::gelu_tanh, "gelu_tanh"},
-                                              {Activation::swiglu_oai, "swiglu_oai"}};
+                                              {Activation::swiglu_oai, "swiglu_oai"},
+                                              {Activation::xielu, "xielu"}};
 
 template <typename T, size_t n>
 const char* find_name(const Named<T> (&table)[n], T value) {

@@ -31,7 +31,11 @@ void dense_ffn(const Pass& p, const BlockRows& in, float* y) {
     } else {
         ggml::matmul(p.context, input, {{up, b.gate, w.up_bias}});
         p.adapters.add(p.context, input, &w.up, b.gate);
-        ggml::activation(p.context, c.activation, b.gate, all);
+        if (in.part.xielu) {
+            ggml::xielu(p.context, *in.part.xielu, b.gate, all);
+        } else {
+            ggml::activation(p.context, c.activation, b.gate, all);
+        }
     }
     if (bool* flags = p.flags()) ggml::nonzero(p.context, b.gate, all, flags);
     p.record.squares(p.context, PI_INPUT_FFN_DOWN, in.part.index, in.expert, b.gate, in.n);

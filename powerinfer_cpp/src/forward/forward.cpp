@@ -4,6 +4,7 @@
 
 #include "forward/device_forward.h"
 #include "forward/ffn.h"
+#include "ggml/math.h"
 #include "ggml/status.h"
 
 namespace powerinfer {
@@ -91,6 +92,16 @@ void norm_and_rope(const Pass& p, const Attention& a, const float* weight, int64
     if (a.norms == Attention::Norms::after_rope) normalise();
 }
 
+// Scales the queries of each row by its position.
+void grow(const Pass& p, const Attention& a, float* q) {
+    const Batch& batch = p.work.batch;
+    for (int64_t t = 0; t < batch.n; t++) {
+        const auto periods = double(batch.position[t] / a.growth_ctx);
+        const double factor = 1 + a.growth * ggml::log_f64(1 + periods);
+        ggml::scale(p.context, q + t * a.q_dim(), float(factor), a.q_dim());
+    }
+}
+
 // y = Wo . attention(Wq . x, Wk . x, Wv . x)
 void attention(const Pass& p, int64_t layer, const Attention& a, const float* x, float* y) {
     Workspace& b = p.work;
@@ -102,6 +113,7 @@ void attention(const Pass& p, int64_t layer, const Attention& a, const float* x,
     p.multiply(input, {{a.q, b.q, a.q_bias}, {a.k, b.k, a.k_bias}, {a.v, b.v, a.v_bias}});
     norm_and_rope(p, a, a.q_norm, a.n_head, b.q);
     norm_and_rope(p, a, a.k_norm, a.n_head_kv, b.k);
+    if (a.growth != 0) grow(p, a, b.q);
 
     const ggml::KvLayer kv = p.kv.layer(layer);
     ggml::store_kv(p.context, kv, b.batch.slot, n, b.k, b.v);

@@ -52,6 +52,7 @@ struct Config {
     float logit_softcap = 0;      // of logits, see ggml::AttentionScores
     int64_t position_offset = 0;  // learned positions: row of position 0
     enum class Norm { rms, layer } norm = Norm::rms;
+    bool norm_bias = true;  // LayerNorm adds one
     float norm_eps = 0;
     ggml::Activation activation = ggml::Activation::silu;
     bool neuron_aware = false;         // FFN weights are neuron rows

@@ -31,12 +31,15 @@ struct NormWeights {
 
 // Attention over the positions of a sequence, with keys and values in the cache.
 struct Attention {
-    int64_t n_head = 0;            // of queries
-    int64_t n_head_kv = 0;         // of keys and values, a divisor of n_head
-    int64_t head_dim = 0;          // values of a query and of a key
-    int64_t v_head_dim = 0;        // of a value
-    int rope = -1;                 // Config::ropes that rotates the heads; -1: none
-    int64_t window = 0;            // positions that a row sees, its own too; 0: all
+    int64_t n_head = 0;      // of queries
+    int64_t n_head_kv = 0;   // of keys and values, a divisor of n_head
+    int64_t head_dim = 0;    // values of a query and of a key
+    int64_t v_head_dim = 0;  // of a value
+    int rope = -1;           // Config::ropes that rotates the heads; -1: none
+    int64_t window = 0;      // positions that a row sees, its own too; 0: all
+    // Queries are multiplied by 1 + growth ln(1 + floor(position / growth_ctx)).
+    double growth = 0;
+    int64_t growth_ctx = 1;
     float scale = 0, softcap = 0;  // of scores, see ggml::AttentionScores
     const float* sinks = nullptr;  // [n_head], the same
     ggml::Matrix q, k, v, o;       // [q_dim | k_dim | v_dim, n_embd], [n_embd, out_dim]
@@ -82,12 +85,13 @@ struct Ffn {
 // One block for every row; or experts of the same sizes and types, of which a row computes those
 // that the last router has chosen.
 struct FeedForward {
-    int64_t n_ff = 0;            // neurons of a block
-    int64_t n_used = 0;          // experts that a row computes; 0: one block, without a router
-    std::vector<Ffn> blocks;     // 1, or one per expert
-    ggml::Matrix share;          // [1, n_embd]: what it gives is multiplied by sigmoid(share . x)
-    float sparse_threshold = 0;  // predictor score below which a neuron is skipped
-    float recall = 0;            // share of firings that it found in training; 0: unknown
+    int64_t n_ff = 0;         // neurons of a block
+    int64_t n_used = 0;       // experts that a row computes; 0: one block, without a router
+    std::vector<Ffn> blocks;  // 1, or one per expert
+    ggml::Matrix share;       // [1, n_embd]: what it gives is multiplied by sigmoid(share . x)
+    std::optional<ggml::Xielu> xielu;  // the activation, if Config::activation is xielu
+    float sparse_threshold = 0;        // predictor score below which a neuron is skipped
+    float recall = 0;                  // share of firings that it found in training; 0: unknown
     // Where it is in the model: its layer, its number among all feed-forward parts, and that of its
     // first block among all blocks.
     int64_t layer = 0, index = 0, first_block = 0;

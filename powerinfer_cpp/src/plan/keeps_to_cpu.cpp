@@ -23,8 +23,9 @@ bool has(const Model& m, const float* const& vector) {
 }
 
 std::string reason(const Model& m, const Attention& attention) {
-    const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, scale, softcap, sinks, q, k,
-                 v, o, q_bias, k_bias, v_bias, o_bias, q_norm, k_norm, norms] = attention;
+    const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, growth, growth_ctx, scale,
+                 softcap, sinks, q, k, v, o, q_bias, k_bias, v_bias, o_bias, q_norm, k_norm,
+                 norms] = attention;
     // The arrays of attention in shared memory have a fixed size.
     if (head_dim > ggml::kDeviceHeadDim) {
         return format(
@@ -37,6 +38,7 @@ std::string reason(const Model& m, const Attention& attention) {
     }
     if (has(m, sinks)) return "models with attention sinks keep to the CPU";
     if (softcap > 0) return "models that cap the scores of attention keep to the CPU";
+    if (growth != 0) return "models whose queries grow with the position keep to the CPU";
     // A pass has one table of rotations there.
     if (rope > 0) return "layers that rotate heads by a base of their own keep to the CPU";
     // Norms of heads are RMS norms there, one weight for all heads.
@@ -51,8 +53,9 @@ std::string reason(const Model&, const Router&) {
 }
 
 std::string reason(const Model& m, const FeedForward& ffn) {
-    const auto& [n_ff, n_used, blocks, share, sparse_threshold, recall, layer, index, first_block] =
-        ffn;
+    const auto& [n_ff, n_used, blocks, share, xielu, sparse_threshold, recall, layer, index,
+                 first_block] = ffn;
+    if (xielu) return "models with xIELU keep to the CPU";
     if (n_used > 0 || blocks.size() != 1) return "mixtures of experts keep to the CPU";
     if (m.config.activation == ggml::Activation::swiglu_oai) {
         return "models with the activation swiglu_oai keep to the CPU";

@@ -8,7 +8,7 @@ from ..core.log import tell
 from ..core.printable import printable
 from . import adapter, bundles
 from .activations import NAMES as ACTIVATIONS
-from .activations import SMOOTH, default_activation, dense_note
+from .activations import PLAIN_ONLY, SMOOTH, default_activation, dense_note
 from .checkpoint import open_checkpoint
 from .config import Config
 from .families import read_family
@@ -160,7 +160,7 @@ def convert(
         stored, entries = stored + tensors, entries + keys
     if not (neuron_aware or vocab_only):
         note = dense_note(family.architecture, family.activation)
-        if family.activation in SMOOTH and not dense:
+        if family.activation in SMOOTH and family.activation not in PLAIN_ONLY and not dense:
             note = (
                 f"{family.activation} is never exactly zero, so this is a dense file, of which no "
                 "neuron is skipped (--profile and --bundle write neuron-aware ones)"

@@ -2,7 +2,8 @@
 (src/model/families)."""
 
 RELUS = ("relu", "drelu", "relu2")  # zero unless the gate is positive
-SMOOTH = ("silu", "gelu", "gelu_tanh", "swiglu_oai")  # never exactly zero
+SMOOTH = ("silu", "gelu", "gelu_tanh", "swiglu_oai", "xielu")  # never exactly zero
+PLAIN_ONLY = ("xielu",)  # which neuron-aware files cannot have: it has parameters
 NAMES = RELUS + SMOOTH
 
 # architecture -> activation of a GGUF, activation of a PWRI file
@@ -34,6 +35,14 @@ _DEFAULTS = {
     "phi3": ("silu", "relu"),
     "stablelm": ("silu", "relu"),
     "smallthinker": ("relu", "relu"),
+    "smollm3": ("silu", "relu"),
+    "mistral3": ("silu", "relu"),
+    "seed_oss": ("silu", "relu"),
+    "glm4": ("silu", "relu"),
+    "olmo2": ("silu", "relu"),
+    "exaone4": ("silu", "relu"),
+    "cohere2": ("silu", "relu"),
+    "apertus": ("xielu", "relu"),
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..core.errors import ModelFormatError, UnsupportedModelError
 from ..core.gguf import Gguf
 from . import bundles, fused, source
-from .activations import RELUS, SMOOTH, dense_note
+from .activations import PLAIN_ONLY, RELUS, SMOOTH, dense_note
 from .formats import Format, decode, format_by_name
 from .predictor import predictors, sparse_threshold
 from .statistics import activation_files
@@ -99,6 +99,8 @@ def convert_gguf(
                 f"{path}: powerinfer.ffn.threshold is part of the activation, and a dense GGUF has "
                 "no place for it"
             )
+        if (activation or meant) in PLAIN_ONLY and not (dense or vocab_only):
+            raise UnsupportedModelError(f"{path}: neuron rows with {activation or meant}")
         computes_all = (activation or meant) in SMOOTH and (
             gguf.value("powerinfer.ffn.threshold") is None
         )

@@ -14,7 +14,7 @@ import numpy as np
 from ..core.errors import ModelFormatError, UnsupportedModelError
 from .stored import Stored
 
-ARCHITECTURES = ("phi3",)
+ARCHITECTURES = ("phi3", "glm4")
 
 _PART = re.compile(r"(blk\.\d+\.ffn_)(gate|up)\.weight")
 _EXPERTS = re.compile(r"(blk\.\d+\.ffn_)gate_up_exps\.weight")

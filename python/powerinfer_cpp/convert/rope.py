@@ -58,13 +58,12 @@ class Rope:
             yield float32(f"{scaling}.factor", self.factor)
         if self.kind in ("yarn", "longrope"):
             yield uint32(f"{scaling}.original_context_length", self.original_ctx)
-        if self.kind == "longrope":
+        if self.kind == "longrope" or (self.kind == "yarn" and self.attention_factor != 1):
             yield float32(f"{scaling}.attn_factor", self.attention_factor)
         if self.kind == "yarn":
             for name, value, default in (
                 ("yarn_beta_fast", self.beta_fast, 32.0),
                 ("yarn_beta_slow", self.beta_slow, 1.0),
-                ("yarn_attn_factor", self.attention_factor, 1.0),
             ):
                 if value != default:
                     yield float32(f"{scaling}.{name}", value)
@@ -159,6 +158,20 @@ def read_rope(
         _attention_factor(values, number, factor),
         truncate,
     )
+
+
+def by_layer_type(config: Config) -> tuple[Config, Config | None]:
+    """config.json for layers that see all positions, and for layers with a window.
+
+    transformers 5 has a description of each kind in rope_parameters; None: it has one for all.
+    """
+    both = config.values.get("rope_parameters")
+    if not isinstance(both, dict) or not {"full_attention", "sliding_attention"} & set(both):
+        return config, None
+    of_kind = [config.completed(), config.completed()]
+    for part, kind in zip(of_kind, ("full_attention", "sliding_attention"), strict=True):
+        part.values["rope_parameters"] = both.get(kind)
+    return of_kind[0], of_kind[1]
 
 
 def _section(config: Config, key: str) -> dict[str, Any]:

@@ -54,6 +54,8 @@ inline void with_activation(Activation act, float threshold, const F& use) {
             return use([=](float v) { return keep(gelu_tanh(v)); });
         case Activation::swiglu_oai:
             return use([=](float v) { return keep(oai_gate(v)); });
+        case Activation::xielu:
+            return;  // see xielu()
     }
 }
 
@@ -78,6 +80,19 @@ void gate(Activation act, float* x, const float* up, int64_t n) {
 
 void softcap(float* x, float cap, int64_t n) {
     each(x, n, [=](float v) { return cap * tanh_f32(v / cap); });
+}
+
+void xielu(const Xielu& how, float* x, int64_t n) {
+    const auto softplus = [](double v) {
+        return (v > 0 ? v : 0) + log_f64(1 + exp_f64(v > 0 ? -v : v));
+    };
+    const float beta = how.beta, eps = how.eps, p = float(softplus(how.alpha_p)),
+                q = float(double(beta) + softplus(how.alpha_n));
+    each(x, n, [=](float v) {
+        const float low = math::choose(v < eps, v, eps);
+        const float negative = q * (exp_tail(low) + (low - v)), positive = p * v * v;
+        return math::choose(v > 0, positive, negative) + beta * v;
+    });
 }
 
 void add_scaled(float* x, float scale, const float* y, int64_t n) {
@@ -176,6 +191,7 @@ void rope(float* x, int64_t n_head, int64_t head_dim, const float* cos_sin, int6
     const activate_fn activate__f32 = activate;       \
     const gate_fn gate__f32 = gate;                   \
     const softcap_fn softcap__f32 = softcap;          \
+    const xielu_fn xielu__f32 = xielu;                \
     const add_scaled_fn add_scaled__f32 = add_scaled; \
     const mix_fn mix__f32 = mix;                      \
     const rms_norm_fn rms_norm__f32 = rms_norm;       \

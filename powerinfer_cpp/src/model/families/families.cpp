@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "ggml/math.h"
 #include "ggml/status.h"
 #include "model/families/family.h"
 
@@ -31,21 +32,6 @@ Activation read_activation(const ggml::Gguf& gguf, const Family& family) {
     if (const std::optional<Activation> found = find_activation(wanted)) return *found;
     refuse(gguf, Code::unsupported,
            "powerinfer.ffn.activation \"" + std::string(wanted.substr(0, 40)) + "\" is not known");
-}
-
-// A key with one number for all layers, or an array with one per layer; 0 if it is missing.
-std::vector<float> per_layer(const ggml::Gguf& gguf, const std::string& key, int64_t n_layer) {
-    std::vector<float> values(size_t(n_layer), 0.0f);
-    const ggml::Value* v = gguf.find(key);
-    if (!v) return values;
-    if (!v->is_number() || (v->is_array() && int64_t(v->count()) != n_layer)) {
-        refuse(gguf, Code::format, key + " is neither a number nor one for each layer");
-    }
-    for (size_t i = 0; i < values.size(); i++) {
-        values[i] = float(v->number(v->is_array() ? i : 0));
-        if (!std::isfinite(values[i])) refuse(gguf, Code::format, key + " is not finite");
-    }
-    return values;
 }
 
 // An integer in [lo, hi] for a layer: one number, or an array with one per layer, which some
@@ -98,7 +84,9 @@ RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix,
     r.beta_fast = gguf.number(scaling + "yarn_beta_fast", 1e-3, 1e6, 32);
     r.beta_slow = gguf.number(scaling + "yarn_beta_slow", 1e-3, 1e6, 1);
     r.extension = gguf.number(scaling + "yarn_ext_factor", -1e6, 1e6, -1);
-    r.attention_factor = gguf.number(scaling + "yarn_attn_factor", 1e-3, 1e3, 1);
+    // As config.json has it: in the place of YaRN's own factor, not beside it.
+    const double usual = r.factor > 1 ? 0.1 * ggml::log_f64(r.factor) + 1 : 1;
+    r.attention_factor = gguf.number(scaling + "yarn_attn_factor", 1e-3, 1e3, usual) / usual;
     r.magnitude = gguf.number(scaling + "attn_factor", 1e-3, 1e3, 1);
     r.truncate = gguf.boolean("powerinfer.rope.yarn_truncate", true);
     const double dynamic = gguf.number("powerinfer.rope.dynamic_factor", 1, 1e6, 1);
@@ -128,10 +116,10 @@ RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix,
 const std::vector<Family>& all_families() {
     static const std::vector<Family> all = [] {
         std::vector<Family> found;
-        for (const auto* group : {&kLlamaFamilies, &kMixtureFamilies, &kGraniteFamilies,
-                                  &kFalconFamilies, &kGemmaFamilies, &kGpt2Families,
-                                  &kGptOssFamilies, &kOptFamilies, &kSmallThinkerFamilies,
-                                  &kStableLmFamilies}) {
+        for (const auto* group :
+             {&kLlamaFamilies, &kMixtureFamilies, &kGraniteFamilies, &kDenseFamilies,
+              &kFalconFamilies, &kGemmaFamilies, &kGpt2Families, &kGptOssFamilies, &kOptFamilies,
+              &kSmallThinkerFamilies, &kStableLmFamilies}) {
             found.insert(found.end(), group->begin(), group->end());
         }
         return found;
@@ -145,6 +133,20 @@ const Family* find_family(const ggml::Gguf& gguf) {
         if (arch == f.architecture) return &f;
     }
     return nullptr;
+}
+
+std::vector<float> per_layer(const ggml::Gguf& gguf, const std::string& key, int64_t n_layer) {
+    std::vector<float> values(size_t(n_layer), 0.0f);
+    const ggml::Value* v = gguf.find(key);
+    if (!v) return values;
+    if (!v->is_number() || (v->is_array() && int64_t(v->count()) != n_layer)) {
+        refuse(gguf, Code::format, key + " is neither a number nor one for each layer");
+    }
+    for (size_t i = 0; i < values.size(); i++) {
+        values[i] = float(v->number(v->is_array() ? i : 0));
+        if (!std::isfinite(values[i])) refuse(gguf, Code::format, key + " is not finite");
+    }
+    return values;
 }
 
 Config read_config(const ggml::Gguf& gguf, const Family& family, int64_t n_vocab) {
@@ -330,6 +332,18 @@ std::vector<int64_t> read_windows(const Model& model, WindowPattern missing) {
     return windows;
 }
 
+bool rotates(const Model& model, int64_t i, bool missing) {
+    const ggml::Gguf& gguf = model.file.gguf;
+    const std::string key = "powerinfer.rope.layers";
+    const ggml::Value* flags = gguf.find(key);
+    if (!flags) return missing;
+    if (!flags->is_array() || !flags->is_bool() ||
+        int64_t(flags->count()) != model.config.n_layer) {
+        refuse(gguf, Code::format, key + " is not a flag for each layer");
+    }
+    return flags->integer(uint64_t(i)) != 0;
+}
+
 // Either all layers have statistics or none: placements and plans need them for the whole model.
 static void check_statistics(const ggml::Gguf& gguf, int64_t n_layer) {
     const auto name = [](int64_t i) { return format("blk.%lld.ffn_rate", (long long)i); };
@@ -342,6 +356,17 @@ static void check_statistics(const ggml::Gguf& gguf, int64_t n_layer) {
     if (n && missing >= 0) {
         refuse(gguf, Code::format,
                name(missing) + " is missing, though other layers have statistics");
+    }
+}
+
+// xIELU has parameters, which not every family reads, and the operators of neurons have none.
+static void require_xielu(const Model& m, const FeedForward& part) {
+    if (!part.xielu) {
+        refuse(m.file.gguf, Code::unsupported,
+               "powerinfer.ffn.activation: " + m.config.architecture + " has no xielu");
+    }
+    if (m.config.neuron_aware) {
+        refuse(m.file.gguf, Code::unsupported, "neuron rows (ffn_down_t) with xielu");
     }
 }
 
@@ -369,6 +394,7 @@ std::vector<WeightSpec> weight_specs(Model& model, const Family& family) {
             if (!f) continue;
             f->sparse_threshold = predictor[i];
             f->recall = recall[i];
+            if (model.config.activation == Activation::xielu) require_xielu(model, *f);
             for (Ffn& block : f->blocks) block.neurons.threshold = fatrelu[i];
         }
         if (fatrelu[i] != 0 && !model.config.neuron_aware) {

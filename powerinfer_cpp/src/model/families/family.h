@@ -24,6 +24,7 @@ struct Family {
 extern const std::vector<Family> kLlamaFamilies;         // llama.cpp: llama, bamboo, qwen, phi3
 extern const std::vector<Family> kMixtureFamilies;       // mixtures.cpp: glm4moe, olmoe, hunyuan...
 extern const std::vector<Family> kGraniteFamilies;       // granite.cpp: granite, granitemoe
+extern const std::vector<Family> kDenseFamilies;         // dense.cpp: near Llama
 extern const std::vector<Family> kFalconFamilies;        // falcon.cpp
 extern const std::vector<Family> kGemmaFamilies;         // gemma.cpp: gemma, gemma2, gemma3
 extern const std::vector<Family> kGpt2Families;          // gpt2.cpp
@@ -67,6 +68,9 @@ struct WindowPattern {
 // The windows of all layers, from {arch}.attention.sliding_window and sliding_window_pattern: a
 // period, or an array with a flag per layer, 1 for a window.
 std::vector<int64_t> read_windows(const Model& model, WindowPattern missing);
+// Does layer i rotate queries and keys? As powerinfer.rope.layers says, a flag for each layer; or
+// `missing`.
+bool rotates(const Model& model, int64_t i, bool missing);
 
 // What a layer of attention, and of a feed-forward block or experts, has beside a Llama's: RMSNorm
 // before both, a gate, experts chosen by a softmax over all.
@@ -75,6 +79,7 @@ struct LayerForm {
     const char* attention_post_norm = "";
     const char* ffn_norm = "ffn_norm";  // the same of the feed-forward block or the experts
     const char* ffn_post_norm = "";
+    bool parallel = false;  // what attention gives is added with what the FFN gives
     bool gated = true;
     // Norms of queries and keys; nothing: the family has none. With `some_lack_norms` the file
     // decides.
@@ -198,6 +203,9 @@ class Weights {
 
     std::vector<WeightSpec>& specs_;
 };
+
+// A key with one number for all layers, or an array with one per layer; 0 if it is missing.
+std::vector<float> per_layer(const ggml::Gguf& gguf, const std::string& key, int64_t n_layer);
 
 // Throws Error(format) if the file of a family of mixtures names no experts.
 void require_experts(const ggml::Gguf& gguf, const Config& c);

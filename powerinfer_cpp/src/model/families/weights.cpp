@@ -46,7 +46,8 @@ void Weights::optional(Part part, const std::string& name, int64_t n, const floa
 
 void Weights::norm(const std::string& name, NormWeights* to, int64_t n) {
     vector(Part::norms, name + ".weight", n, &to->weight);
-    if (m.config.norm == Config::Norm::layer) vector(Part::norms, name + ".bias", n, &to->bias);
+    if (m.config.norm == Config::Norm::rms || !m.config.norm_bias) return;
+    vector(Part::norms, name + ".bias", n, &to->bias);
 }
 
 void Weights::matrix(Part part, const std::string& name, int64_t n_rows, int64_t cols,
@@ -361,6 +362,7 @@ void Weights::matrices(int64_t i, const char* suffix, bool gated, FeedForward& p
 void Weights::layer(int64_t i, const LayerForm& form) {
     LayerPart& attention_part = add_attention(i, form.attention_norm);
     attention_part.scale = form.scale;
+    if (form.parallel) attention_part.add = LayerPart::Add::with_next;
     Attention& a = std::get<Attention>(attention_part.op);
     attention(i);
     if (form.head_norms) {

@@ -2,6 +2,7 @@
 
 from ...core.errors import UnsupportedModelError
 from ..config import Config
+from .dense import Apertus, Cohere2, Exaone4, Glm4, Ministral3, Olmo2, Olmo3, SeedOss, SmolLm3
 from .ernie import Ernie, ErnieMoe
 from .falcon import Falcon
 from .family import Family
@@ -54,6 +55,16 @@ FAMILIES: dict[str, type[Family]] = {
     "phi3": Phi3,
     "smallthinker": SmallThinker,
     "stablelm": StableLm,
+    "smollm3": SmolLm3,
+    "olmo2": Olmo2,
+    "olmo3": Olmo3,
+    "exaone4": Exaone4,
+    "ministral3": Ministral3,
+    "mistral3": Ministral3,  # with images; the text part is converted
+    "seed_oss": SeedOss,
+    "glm4": Glm4,
+    "cohere2": Cohere2,
+    "apertus": Apertus,
 }
 
 

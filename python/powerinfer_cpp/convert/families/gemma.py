@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from ..config import Config, section_number
+from ..rope import by_layer_type
 from ..tensors import Output, Weights, plus_one
 from ..writer import Entry, float32
 from .llama import Llama
@@ -112,11 +113,9 @@ class Gemma3(Gemma2):
         if text is not config:
             text = text.completed(hidden_size=2304, num_hidden_layers=26, intermediate_size=9216)
         self.local_theta = text.number("rope_local_base_freq", default=10000.0)
-        rope = text.values.get("rope_parameters")
-        if isinstance(rope, dict) and ("full_attention" in rope or "sliding_attention" in rope):
-            text = text.completed()
-            text.values["rope_parameters"] = rope.get("full_attention")
-            local = rope.get("sliding_attention") or {}
+        text, windowed = by_layer_type(text)
+        if windowed is not None:
+            local = windowed.values.get("rope_parameters") or {}
             where = f"{config.path}: sliding_attention"
             self.local_theta = section_number(where, local, "rope_theta", self.local_theta)
             if local.get("rope_type", "default") != "default":

@@ -30,7 +30,7 @@ class Llama(Family):
     default_activation = "silu"
     has_rope_factors = True
     norm_bias = False
-    ffn_norm = "ffn_norm"  # GGUF's name
+    ffn_norm = "ffn_norm"  # GGUF's name of the norm before the feed-forward block
     parallel = False  # attention and FFN read the same norm's output
     activation_key = "hidden_act"
     prefix = "model"  # of the checkpoint's names

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..config import Config
 from ..tensors import Output, Weights, row_order
+from .family import Family
 from .llama import Mistral
 
 
@@ -32,10 +33,20 @@ class Phi3(Mistral):
     def ffn(
         self, weights: Weights, theirs: str, block: str, transpose_down: bool
     ) -> Iterator[Output]:
-        # As llama.cpp has them, both in one matrix; in neuron-aware files a neuron's rows apart.
-        both = weights.take(f"{theirs}.mlp.gate_up_proj.weight", 2 * self.n_ff, self.n_embd)
-        first = {"gate": 0, "up": self.n_ff} if transpose_down else {"up": 0}
-        for part, row in first.items():
-            order = np.arange(row, row + 2 * self.n_ff // len(first))
-            yield row_order(f"{block}.ffn_{part}.weight", both, order)
-        yield from self.down(weights, f"{theirs}.mlp.down_proj", block, transpose_down, False)
+        return fused_ffn(self, weights, theirs, block, transpose_down)
+
+
+def fused_ffn(
+    family: Family, weights: Weights, theirs: str, block: str, transpose_down: bool
+) -> Iterator[Output]:
+    """A feed-forward block whose gate and up are one matrix, gates first.
+
+    As llama.cpp has them; in neuron-aware files a neuron's rows are apart.
+    """
+    n_ff = family.n_ff
+    both = weights.take(f"{theirs}.mlp.gate_up_proj.weight", 2 * n_ff, family.n_embd)
+    first = {"gate": 0, "up": n_ff} if transpose_down else {"up": 0}
+    for part, row in first.items():
+        order = np.arange(row, row + 2 * n_ff // len(first))
+        yield row_order(f"{block}.ffn_{part}.weight", both, order)
+    yield from family.down(weights, f"{theirs}.mlp.down_proj", block, transpose_down, False)

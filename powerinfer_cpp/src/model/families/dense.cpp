@@ -1,0 +1,183 @@
+// Dense families that differ from Llama in where norms stand, in which layers rotate or see a
+// window, in biases, or in one factor.
+#include <cmath>
+
+#include "ggml/math.h"
+#include "ggml/status.h"
+#include "model/families/family.h"
+
+namespace powerinfer {
+
+using ggml::Activation;
+
+namespace {
+
+constexpr int64_t kPeriod = 4;  // of layers of another kind, where the file does not say
+
+using Specs = std::vector<WeightSpec>;
+
+void configure(const ggml::Gguf& gguf, Config& c) {
+    c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
+}
+
+void configure_halves(const ggml::Gguf& gguf, Config& c) {
+    configure(gguf, c);
+    c.rope_pairs = ggml::RopePairs::halves;
+}
+
+// The layers, with their windows; finish(i, attention) adds what is special in layer i.
+template <typename F>
+void weights_of(Model& m, Specs& specs, const LayerForm& form, int64_t period, const F& finish) {
+    Weights w(m, specs);
+    w.embedding_and_head();
+    const std::vector<int64_t> windows = read_windows(m, {0, period});
+    for (int64_t i = 0; i < m.config.n_layer; i++) {
+        w.layer(i, form);
+        Attention& a = *m.layers[size_t(i)].find<Attention>();
+        a.window = windows[size_t(i)];
+        finish(i, a);
+    }
+}
+
+void weights_of(Model& m, Specs& specs, const LayerForm& form) {
+    weights_of(m, specs, form, 0, [](int64_t, Attention&) {});
+}
+
+bool has_windows(const Model& m) {
+    for (const int64_t window : read_windows(m, {0, kPeriod})) {
+        if (window) return true;
+    }
+    return false;
+}
+
+// SmolLM3: every fourth layer has no positions.
+void weights_smollm3(Model& m, Specs& specs) {
+    weights_of(m, specs, {}, 0, [&](int64_t i, Attention& a) {
+        if (!rotates(m, i, (i + 1) % kPeriod != 0)) a.rope = -1;
+    });
+}
+
+// Ministral 3: queries grow behind the context of the training. YaRN's factor of cosine and sine is
+// divided by what it would be with this multiplier of its logarithm, as in DeepSeek's.
+void configure_mistral3(const ggml::Gguf& gguf, Config& c) {
+    configure(gguf, c);
+    RopeScaling& r = c.rope_scaling;
+    const double multiplier =
+        gguf.number(c.architecture + ".rope.scaling.yarn_log_multiplier", 0, 1e3, 0);
+    if (multiplier > 0 && r.kind == RopeScaling::Kind::yarn && r.factor > 1) {
+        r.attention_factor /= 0.1 * multiplier * ggml::log_f64(r.factor) + 1;
+    }
+}
+
+void weights_mistral3(Model& m, Specs& specs) {
+    const std::string key = m.config.architecture + ".attention.temperature_scale";
+    const double growth = m.file.gguf.number(key, 0, 1e3, 0);
+    weights_of(m, specs, {}, 0, [&](int64_t, Attention& a) {
+        a.growth = growth;
+        a.growth_ctx = int64_t(m.config.rope_scaling.original_ctx);
+    });
+}
+
+// Seed-OSS: the norm before the feed-forward block has another name.
+void weights_seed_oss(Model& m, Specs& specs) {
+    LayerForm form;
+    form.ffn_norm = "post_attention_norm";
+    weights_of(m, specs, form);
+}
+
+// GLM-4: norms before and behind both parts.
+void weights_glm4(Model& m, Specs& specs) {
+    LayerForm form;
+    form.attention_post_norm = "post_attention_norm";
+    form.ffn_post_norm = "post_ffw_norm";
+    weights_of(m, specs, form);
+}
+
+// Norms only behind both parts.
+LayerForm norms_behind(Attention::Norms head_norms) {
+    LayerForm form;
+    form.attention_norm = form.ffn_norm = "";
+    form.attention_post_norm = "post_attention_norm";
+    form.ffn_post_norm = "post_ffw_norm";
+    form.head_norms = head_norms;
+    return form;
+}
+
+// OLMo 3, with windows, has a rotation of its own there, which is not scaled.
+void configure_olmo2(const ggml::Gguf& gguf, Config& c) {
+    configure_halves(gguf, c);
+    const double base =
+        gguf.number(c.architecture + ".rope.freq_base_swa", 1e-3, 1e12, c.ropes[0].base);
+    c.ropes.push_back({base, c.ropes[0].n_rot, false});
+}
+
+void weights_olmo2(Model& m, Specs& specs) {
+    weights_of(m, specs, norms_behind(Attention::Norms::whole_row), kPeriod,
+               [](int64_t, Attention& a) {
+                   if (a.window) a.rope = 1;
+               });
+}
+
+// EXAONE 4: a model with windows rotates only there.
+void weights_exaone4(Model& m, Specs& specs) {
+    const bool windows = has_windows(m);
+    weights_of(m, specs, norms_behind(Attention::Norms::by_head), kPeriod,
+               [&](int64_t i, Attention& a) {
+                   if (!rotates(m, i, !windows || a.window)) a.rope = -1;
+               });
+}
+
+// Command R7B and later (Cohere 2): attention and feed-forward block read the same norm, a
+// LayerNorm without bias. Layers with a window rotate, others do not.
+void configure_cohere2(const ggml::Gguf& gguf, Config& c) {
+    c.norm = Config::Norm::layer;
+    c.norm_bias = false;
+    c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1));
+    const double scale = gguf.number(c.architecture + ".logit_scale", 0, 1e6, 0);
+    if (scale > 0) c.logit_scale = float(scale);
+}
+
+void weights_cohere2(Model& m, Specs& specs) {
+    LayerForm form;
+    form.ffn_norm = form.attention_norm;
+    form.parallel = true;
+    weights_of(m, specs, form, kPeriod, [&](int64_t i, Attention& a) {
+        if (!rotates(m, i, a.window > 0)) a.rope = -1;
+    });
+}
+
+// Apertus: no gate, and an activation with parameters of each layer.
+void weights_apertus(Model& m, Specs& specs) {
+    LayerForm form;
+    form.gated = false;
+    form.head_norms = Attention::Norms::by_head;
+    weights_of(m, specs, form);
+    if (m.config.activation != Activation::xielu) return;
+    const auto read = [&](const char* key) {
+        if (!m.file.gguf.find(key)) {
+            throw ggml::Error(ggml::Code::format,
+                              m.file.gguf.path() + ": key \"" + key + "\" is missing");
+        }
+        return per_layer(m.file.gguf, key, m.config.n_layer);
+    };
+    const std::vector<float> alpha_p = read("xielu.alpha_p"), alpha_n = read("xielu.alpha_n"),
+                             beta = read("xielu.beta"), eps = read("xielu.eps");
+    for (size_t i = 0; i < m.layers.size(); i++) {
+        m.layers[i].find<FeedForward>()->xielu = {alpha_p[i], alpha_n[i], beta[i], eps[i]};
+    }
+}
+
+}  // namespace
+
+const std::vector<Family> kDenseFamilies = {
+    {"smollm3", Activation::silu, Activation::relu, configure, weights_smollm3},
+    {"mistral3", Activation::silu, Activation::relu, configure_mistral3, weights_mistral3},
+    {"seed_oss", Activation::silu, Activation::relu, configure_halves, weights_seed_oss},
+    {"glm4", Activation::silu, Activation::relu, configure, weights_glm4},
+    {"olmo2", Activation::silu, Activation::relu, configure_olmo2, weights_olmo2},
+    {"exaone4", Activation::silu, Activation::relu, configure_halves, weights_exaone4},
+    {"cohere2", Activation::silu, Activation::relu, configure_cohere2, weights_cohere2},
+    {"apertus", Activation::xielu, Activation::relu, configure_halves, weights_apertus},
+};
+
+}  // namespace powerinfer
