@@ -60,6 +60,11 @@ RULES = {
     "llama-bpe": [LLAMA3],
     "qwen2": [LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")],
     "gpt-4o": [GPT4O],
+    "tekken": [GPT4O.replace(ENDING, "").replace("{1,3}", "")],
+    "seed-coder": [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}|"
+        r" ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
     "deepseek-llm": [
         "[\r\n]",
         r"\s?" + character_class(DEEPSEEK_LETTERS) + "+",
@@ -233,7 +238,7 @@ def package(rules: list[str], ignore_merges: bool) -> Tokenizer:
 
 @pytest.mark.parametrize("pre", RULES)
 def test_same_ids_as_tokenizers(large, pre):
-    llm, reference = large(pre), package(RULES[pre], pre == "llama-bpe")
+    llm, reference = large(pre), package(RULES[pre], pre in ("llama-bpe", "tekken"))
     strings = texts(3, pick(500, 2000))
     for string, expected in zip(strings, reference.encode_batch(strings), strict=True):
         ids = llm.tokenize(string.encode(), add_bos=False)
@@ -370,7 +375,7 @@ def test_long_texts_take_no_quadratic_time(large, pre):
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize("name", ["gpt-2", "falcon", "starcoder", "deepseek-llm"])
+@pytest.mark.parametrize("name", ["gpt-2", "falcon", "starcoder", "deepseek-llm", "gemma-4"])
 def test_vectors_of_llama_cpp(shared, name):
     file = shared / "fixtures" / "vocab" / f"{name}.gguf"
     strings = file.with_suffix(".gguf.inp").read_bytes().split(b"\n__ggml_vocab_test__\n")

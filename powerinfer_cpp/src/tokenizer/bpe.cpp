@@ -1,5 +1,5 @@
-// Byte-level BPE: splits the text into pieces and merges neighbours within each piece. The pair
-// that is earliest in the file's list of merges is merged first.
+// Byte-level BPE splits the text into pieces and merges neighbours within each piece. The pair that
+// is earliest in the file's list of merges is merged first. BPE of characters has one piece.
 #include "tokenizer/bpe.h"
 
 #include <algorithm>
@@ -108,11 +108,36 @@ class Merger {
 
     void append(std::string_view piece) {
         parts_.clear();
-        for (const char c : piece) {
-            const ptrdiff_t i = ptrdiff_t(parts_.size());
-            const bool last = parts_.size() + 1 == piece.size();
-            parts_.push_back({bpe_.byte_symbols[uint8_t(c)], 1, i - 1, last ? -1 : i + 1});
+        for (const char c : piece) add_byte(c);
+        merge();
+    }
+
+    void append_characters(std::string_view text) {
+        parts_.clear();
+        while (!text.empty()) {
+            const size_t n = std::max<size_t>(utf8_length(text), 1);
+            const std::string_view character = text.substr(0, n);
+            if (const int32_t token = find_token(vocab_, character); token >= 0) {
+                add(token, n);
+            } else {
+                for (const char c : character) add_byte(c);
+            }
+            text.remove_prefix(n);
         }
+        merge();
+    }
+
+ private:
+    void add(int32_t symbol, size_t size) {
+        parts_.push_back({symbol, size, ptrdiff_t(parts_.size()) - 1, -1});
+    }
+    void add_byte(char c) {
+        const int32_t symbol = bpe_.byte_symbols[uint8_t(c)];
+        if (symbol >= 0) add(symbol, 1);
+    }
+
+    void merge() {
+        for (size_t i = 1; i < parts_.size(); i++) parts_[i - 1].next = ptrdiff_t(i);
         for (ptrdiff_t i = 1; i < ptrdiff_t(parts_.size()); i++) consider(i - 1, i);
         while (!pairs_.empty()) {
             std::pop_heap(pairs_.begin(), pairs_.end());
@@ -134,7 +159,6 @@ class Merger {
             append_symbol(parts_[size_t(i)].symbol);
     }
 
- private:
     // A run of merged bytes of the piece. A merge extends the left part; the right part becomes
     // empty.
     struct Part {
@@ -191,7 +215,7 @@ const PreTokenizer& read_pretokenizer(const Gguf& gguf) {
     return *rule;
 }
 
-std::shared_ptr<const Bpe> read_bpe(const Gguf& gguf, const Vocab& vocab) {
+std::shared_ptr<const Bpe> read_bpe(const Gguf& gguf, const Vocab& vocab, bool of_bytes) {
     const Value* merges = gguf.find(key_merges);
     if (!merges) refuse(gguf, key_merges, "is missing");
     if (merges->type() != ggml::ValueType::array || !merges->is_string())
@@ -202,10 +226,14 @@ std::shared_ptr<const Bpe> read_bpe(const Gguf& gguf, const Vocab& vocab) {
                             (unsigned long long)merges->count(), (unsigned long long)kMostMerges));
 
     const auto bpe = std::make_shared<Bpe>();
-    bpe->pre = &read_pretokenizer(gguf);
+    if (of_bytes) bpe->pre = &read_pretokenizer(gguf);
     Symbols symbols(vocab, *bpe);
-    for (int byte = 0; byte < 256; byte++)
-        bpe->byte_symbols[byte] = symbols.number(alphabet().texts[byte]);
+    for (int byte = 0; byte < 256; byte++) {
+        const int32_t token = vocab.byte_ids[byte];
+        bpe->byte_symbols[byte] = of_bytes     ? symbols.number(alphabet().texts[byte])
+                                  : token >= 0 ? token
+                                               : vocab.unk;
+    }
     bpe->merges.reserve(merges->count());
     bpe->by_pair = Slots(merges->count());
     std::string both;
@@ -258,6 +286,12 @@ void encode_bpe(const Vocab& vocab, std::string_view text, std::vector<int32_t>&
         }
         merger.append(piece);
     }
+}
+
+void encode_character_bpe(const Vocab& vocab, std::string_view text, std::vector<int32_t>& ids) {
+    std::string escaped;
+    for (const char c : text) escaped += c == ' ' ? "\xE2\x96\x81" : std::string(1, c);
+    Merger(vocab, ids).append_characters(escaped);
 }
 
 }  // namespace powerinfer

@@ -1,4 +1,4 @@
-// Byte-level BPE, `tokenizer.ggml.model` = "gpt2".
+// BPE by a list of merges: of bytes, `tokenizer.ggml.model` = "gpt2", or of characters, "gemma4".
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,13 @@ struct Bpe {
         int32_t result;  // symbol
     };
 
-    const PreTokenizer* pre;
+    const PreTokenizer* pre = nullptr;  // of bytes
     // Symbols are token ids; texts of merges that are no tokens are numbered from the number of
     // tokens on.
     std::vector<Merge> merges;
     Slots by_pair;                            // of find()
     std::vector<std::vector<int32_t>> spelt;  // tokens for each symbol that is not a token
+    // Of characters: of the bytes of those that are no tokens; -1: none.
     int32_t byte_symbols[256];
 
     // The merge of a pair, null: none.
@@ -40,14 +41,17 @@ struct Bpe {
 // for an unknown name.
 const PreTokenizer& read_pretokenizer(const ggml::Gguf& gguf);
 
-// Reads the merges; tokens and ids of vocab must be filled. Throws Error(format) if there are none.
-// Like llama.cpp, ignores malformed and repeated ones.
-std::shared_ptr<const Bpe> read_bpe(const ggml::Gguf& gguf, const Vocab& vocab);
+// Reads the merges; tokens, ids and `unk` of vocab must be filled. Throws Error(format) if there
+// are none. Like llama.cpp, ignores malformed and repeated ones.
+std::shared_ptr<const Bpe> read_bpe(const ggml::Gguf& gguf, const Vocab& vocab, bool of_bytes);
 
 // The bytes that a token's text represents; each byte has its own printable character. A text with
 // other characters represents itself.
 std::string decode_bpe_text(std::string_view text);
 
 void encode_bpe(const Vocab& vocab, std::string_view text, std::vector<int32_t>& ids);
+
+// Of characters, U+2581 for a space: merges may cross words, and a text is one piece.
+void encode_character_bpe(const Vocab& vocab, std::string_view text, std::vector<int32_t>& ids);
 
 }  // namespace powerinfer

@@ -96,6 +96,9 @@ bool blank(const Char& c) {
 bool line_break(const Char& c) {
     return c.point == '\r' || c.point == '\n';
 }
+bool nothing(const Char&) {
+    return false;
+}
 // [\r\n/]
 bool line_break_or_slash(const Char& c) {
     return line_break(c) || c.point == '/';
@@ -266,6 +269,21 @@ const Char* gpt4o_piece(const Char* at, const Char* end) {
     return not_a_word<3, line_break_or_slash>(at, end);
 }
 
+// The same without contractions, and with each digit alone.
+const Char* tekken_piece(const Char* at, const Char* end) {
+    const Char* last = led<word_to_lower>(at, end);
+    if (last == at) last = led<word_of_upper>(at, end);
+    return last > at ? last : not_a_word<1, line_break_or_slash>(at, end);
+}
+
+// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|
+// \p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+
+const Char* seed_coder_piece(const Char* at, const Char* end) {
+    const Char* last = contraction<true>(at, end);
+    if (last == at) last = led_run<word_lead, letter>(at, end);
+    return last > at ? last : not_a_word<1, nothing>(at, end);
+}
+
 // ---- Passes -------------------------------------------------------------------------------------
 
 // Matches become parts; so does the text between two matches.
@@ -330,6 +348,8 @@ const PreTokenizer rules[] = {
      /*add_bos*/ true},
     {" dbrx smaug-bpe ", {cut<llama3_piece<3>>}},
     {" gpt-4o llama4 kanana2 ", {cut<gpt4o_piece>}},
+    {" tekken ", {cut<tekken_piece>}, /*ignore_merges*/ true, /*add_bos*/ true},
+    {" seed-coder ", {cut<seed_coder_piece>}},
     {" glm4 chatglm-bpe ",
      {cut<llama3_piece<3>>},
      /*ignore_merges*/ false,

@@ -277,17 +277,18 @@ void read_ends(const Gguf& gguf, Vocab& vocab) {
 Vocab read_vocab(const Gguf& gguf) {
     Vocab vocab;
     const std::string family(gguf.string("tokenizer.ggml.model"));
-    const bool bpe = family == "gpt2", unigram = family == "t5";
+    const bool of_bytes = family == "gpt2", unigram = family == "t5";
+    const bool bpe = of_bytes || family == "gemma4";
     if (!bpe && !unigram && family != "llama")
-        throw Error(Code::unsupported,
-                    gguf.path() + ": the tokenizer '" + family +
-                        "' (tokenizer.ggml.model) is not supported; 'llama', 'gpt2' and 't5' are");
+        throw Error(Code::unsupported, gguf.path() + ": the tokenizer '" + family +
+                                           "' (tokenizer.ggml.model) is not supported; 'llama', "
+                                           "'gpt2', 'gemma4' and 't5' are");
 
     read_texts(gguf, vocab);
     // BPE needs no scores, but some files have them.
     if (!bpe || gguf.find(key_scores)) read_scores(gguf, vocab);
-    read_types(gguf, !bpe, vocab);
-    index_tokens(gguf, bpe ? decode_bpe_text : with_spaces, vocab);
+    read_types(gguf, !of_bytes, vocab);
+    index_tokens(gguf, of_bytes ? decode_bpe_text : with_spaces, vocab);
     read_flags(gguf, vocab);
 
     // Default ids of the family.
@@ -299,7 +300,11 @@ Vocab read_vocab(const Gguf& gguf) {
         unk = 2;
         add_bos = false;
     }
-    if (bpe) {
+    if (bpe && !of_bytes) {
+        bos = 2;
+        eos = 1;
+        unk = 3;
+    } else if (bpe) {
         const PreTokenizer& pre = read_pretokenizer(gguf);
         bos = pre.has_bos ? 11 : -1;
         eos = 11;
@@ -312,10 +317,13 @@ Vocab read_vocab(const Gguf& gguf) {
     vocab.add_bos = gguf.boolean("tokenizer.ggml.add_bos_token", add_bos) && vocab.bos >= 0;
     vocab.add_eos = gguf.boolean("tokenizer.ggml.add_eos_token", unigram) && vocab.eos >= 0;
     vocab.add_space_prefix = gguf.boolean("tokenizer.ggml.add_space_prefix", family == "llama");
-    vocab.encode = bpe ? encode_bpe : unigram ? encode_unigram : encode_spm;
+    vocab.encode = of_bytes  ? encode_bpe
+                   : bpe     ? encode_character_bpe
+                   : unigram ? encode_unigram
+                             : encode_spm;
     if (unigram) vocab.unigram = read_unigram(gguf, vocab);
     if (bpe) {
-        vocab.bpe = read_bpe(gguf, vocab);
+        vocab.bpe = read_bpe(gguf, vocab, of_bytes);
         const std::vector<int32_t> newline = vocab.tokenize("\n", false);
         if (!newline.empty()) vocab.nl = newline[0];
     } else {

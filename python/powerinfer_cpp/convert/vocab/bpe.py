@@ -20,6 +20,8 @@ _PRE_OF_FAMILY = {
     "qwen3_moe": "qwen2",
     "smallthinker": "qwen2",
 }
+# Families of which llama.cpp keeps the merges of a BPE of characters, instead of scores.
+_OF_CHARACTERS = ("gemma4", "gemma4_text")
 
 
 def read_bpe(folder: Path, settings: dict[str, Any], family: str, pre: str | None) -> Vocab:
@@ -29,7 +31,7 @@ def read_bpe(folder: Path, settings: dict[str, Any], family: str, pre: str | Non
     UnsupportedModelError, ValueError for an unknown `pre`.
     """
     if (folder / "tokenizer.json").exists():
-        return _from_json(folder / "tokenizer.json", pre)
+        return _from_json(folder / "tokenizer.json", family, pre)
     if not (folder / "vocab.json").exists():
         raise FileNotFoundError(
             f"{folder}: no tokenizer.model, tokenizer.json or vocab.json: there is no tokenizer"
@@ -50,7 +52,7 @@ def read_bpe(folder: Path, settings: dict[str, Any], family: str, pre: str | Non
     return vocab
 
 
-def _from_json(path: Path, pre: str | None) -> Vocab:
+def _from_json(path: Path, family: str, pre: str | None) -> Vocab:
     tokenizer = read_json(path)
     model = tokenizer.get("model")
     if not isinstance(model, dict):
@@ -70,7 +72,7 @@ def _from_json(path: Path, pre: str | None) -> Vocab:
         path,
         model.get("vocab"),
         [_merge(path, merge) for merge in merges],
-        "gpt2" if byte_level else "llama",
+        "gpt2" if byte_level else "gemma4" if family in _OF_CHARACTERS else "llama",
     )
     if byte_level:
         vocab.pre = _named(

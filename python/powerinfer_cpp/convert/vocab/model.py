@@ -39,8 +39,8 @@ class Vocab:
 
     kind: tokenizer.ggml.model, "llama" (SentencePiece BPE, with scores), "t5" (SentencePiece
     unigram, with scores; charsmap: what its normalizer replaces, as SentencePiece stores it;
-    join_spaces: it removes spaces at both ends and repeated ones) or "gpt2" (byte-level BPE, with
-    merges and the name of its pre-tokeniser).
+    join_spaces: it removes spaces at both ends and repeated ones), "gpt2" (byte-level BPE, with
+    merges and the name of its pre-tokeniser) or "gemma4" (BPE of characters, with merges).
     """
 
     kind: str
@@ -102,7 +102,7 @@ class Vocab:
         if self.kind != "gpt2":
             yield array("tokenizer.ggml.scores", "FLOAT32", self.scores)
         yield array("tokenizer.ggml.token_type", "INT32", self.types)
-        if self.kind == "gpt2":
+        if self.kind in ("gpt2", "gemma4"):
             yield array("tokenizer.ggml.merges", "STRING", self.merges)
         for key, value in (
             ("bos", self.bos),

@@ -25,6 +25,8 @@ PRE_NAMES = (
     "qwen2",
     "stablelm2",
     "gpt-4o",
+    "tekken",
+    "seed-coder",
     "deepseek-llm",
     "deepseek-coder",
 )
@@ -43,6 +45,8 @@ _GPT4O = (
     + _CASED % f"{_UPPER}+{_LOWER}*"
     + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_TEKKEN = _GPT4O.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
+_SEED = _QWEN2.replace(r"\p{L}\p{N}]+[\r\n]*", r"\p{L}\p{N}\r\n]+").replace(r"\p{N}|", r"\p{N}{1}|")
 _GPT2 = "bytes by gpt-2's rule"
 _DIGITS, _NUMBERS = "each digit", "each number"
 _IDEOGRAPHS = "split [\u4e00-\u9fa5"
@@ -56,6 +60,8 @@ _RULES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("split " + _LLAMA3,), "smaug-bpe"),
     (("split " + _QWEN2,), "qwen2"),
     (("split " + _GPT4O,), "gpt-4o"),
+    (("split " + _TEKKEN,), "tekken"),
+    (("split " + _SEED,), "seed-coder"),
     (
         (
             r"split [\r\n]",

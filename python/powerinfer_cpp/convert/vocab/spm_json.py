@@ -21,7 +21,7 @@ _CHANGES = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignor
 
 
 def as_sentencepiece(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> None:
-    """Sets the types and scores of a vocabulary of kind "llama" from its merges.
+    """Sets the types of a vocabulary of characters, and for kind "llama" scores from its merges.
 
     Raises UnsupportedModelError if a GGUF cannot express them, ModelFormatError for broken files.
     """
@@ -40,7 +40,10 @@ def as_sentencepiece(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> Non
         vocab.unk = ids[unk]
         vocab.types[vocab.unk] = TokenType.UNKNOWN
     splits = _spaces(path, tokenizer, vocab)
-    _score(path, vocab, splits)
+    if vocab.kind == "llama":
+        _score(path, vocab, splits)
+    elif splits:
+        raise UnsupportedModelError(f"{path}: a BPE of characters that stops at spaces")
 
 
 def _spaces(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> bool:
