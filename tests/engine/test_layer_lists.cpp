@@ -1,4 +1,4 @@
-// Eight models of today as lists of parts, with the sizes that are published: pages of keys and
+// Nine models of today as lists of parts, with the sizes that are published: pages of keys and
 // values, scratch memory, blocks and recordings take what sums by hand say. Only sizes are here, no
 // weights. Kinds of parts that have no code yet (Mamba-2, delta nets) are left out of their layers;
 // a latent cache is one key head of the latent's width without values.
@@ -79,8 +79,9 @@ struct Sums {
 
 template <typename F>
 void check(const char* name, int64_t n_embd, int64_t n_layer, std::vector<Rope> ropes,
-           const F& add_layer, const Sums& by_hand) {
+           const F& add_layer, const Sums& by_hand, int64_t layer_embd = 0) {
     Model m;
+    m.layer_embd.width = layer_embd;
     m.config.n_embd = n_embd, m.config.n_layer = n_layer, m.config.n_vocab = 1000;
     m.config.n_ctx = 4096, m.config.ropes = std::move(ropes);
     m.layers.resize(size_t(n_layer));
@@ -249,6 +250,26 @@ void test_gemma4_a4b() {  // heads of two widths, a dense block and experts side
            30 * 129, 60, 30 * (264 + 128 * 88)});
 }
 
+void test_gemma4_e2b() {  // embeddings for each layer; the last 20 layers share keys and values
+    const auto kv_of = [](int64_t i) { return i < 15 ? -1 : i % 5 == 4 ? 14 : 13; };
+    check(
+        "Gemma 4 E2B", 1536, 35, {{1000000, 512}, {10000, 256, false}},
+        [&](auto& parts, int64_t i) {
+            const bool global = i % 5 == 4;
+            LayerPart heads = global ? attention(8, 1, 512, 0) : attention(8, 1, 256, 1, 512);
+            std::get<Attention>(heads.op).kv_of = kv_of(i);
+            parts.push_back(normed_after(heads));
+            parts.push_back(normed_after(ffn(i < 15 ? 6144 : 12288)));
+            LayerPart embedding;
+            embedding.op = LayerEmbedding();
+            parts.push_back(normed_after(embedding));
+        },
+        {12 * 2 * 256 * 2 + 3 * 2 * 512 * 2,
+         4 * 1536 + 2 * 4096 + 2 * 512 + 2 * 12288 + 512 + 256 + 35 * 256 + 256, 35, 35,
+         15 * 768 + 20 * 1536},
+        256);
+}
+
 }  // namespace
 
 int main() {
@@ -260,5 +281,6 @@ int main() {
     test_nemotron_3_nano();
     test_qwen3_next();
     test_gemma4_a4b();
+    test_gemma4_e2b();
     return check::summary("test_layer_lists");
 }

@@ -325,7 +325,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 # Others in the same form, beside TINY.
 _MORE = json.loads((HERE / "tiny_cases.json").read_text())
-CASES |= {name: {**TINY, **changes} for name, changes in _MORE.items()}
+CASES |= {name: {**TINY, "seed": 101 + i, **_MORE[name]} for i, name in enumerate(_MORE)}
 
 
 def build(config: dict[str, Any]) -> Any:
@@ -386,10 +386,13 @@ def randomise(model: Any, seed: int) -> None:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
+    adds_one = model.config.model_type in ("gemma", "gemma2", "gemma3_text")
     for name, p in sorted(model.named_parameters()):
         values = torch.randn(p.shape, generator=generator)
-        if name.endswith(".weight") and p.dim() == 1:  # of a norm
-            p.data = (0 if model.config.model_type.startswith("gemma") else 1) + 0.2 * values
+        if name.endswith("scale"):
+            p.data = 1 + 0.3 * values
+        elif name.endswith(".weight") and p.dim() == 1:  # of a norm
+            p.data = (0 if adds_one else 1) + 0.2 * values
         elif name.endswith("bias") or p.dim() < 2:
             p.data = 0.3 * values
         elif any(part in name for part in ("embed", "lm_head", "wte", "wpe")):
@@ -403,6 +406,8 @@ def randomise(model: Any, seed: int) -> None:
     for name, buffer in sorted(model.named_buffers()):
         if name.endswith("correction_bias"):  # of the choice of experts
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+        elif name.endswith("layer_scalar"):
+            buffer.copy_(1 + 0.3 * torch.randn(buffer.shape, generator=generator))
 
 
 def make(name: str, changes: dict[str, Any], seed: int) -> None:
@@ -412,6 +417,7 @@ def make(name: str, changes: dict[str, Any], seed: int) -> None:
     changes = dict(changes)
     store, shard = changes.pop("store", "float16"), changes.pop("shard", "1GB")
     changes.pop("n_ctx", None)
+    seed = changes.pop("seed", seed)
     as_bin, n_tokens = changes.pop("bin", False), changes.pop("n_tokens", N_TOKENS)
     base = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **BASE}
     own = changes.get("model_type") in ("falcon", "gpt2", "opt", "stablelm")

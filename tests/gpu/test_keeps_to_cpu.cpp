@@ -65,7 +65,18 @@ void test_scores_and_rotations() {
     model->config.activation = ggml::Activation::swiglu_oai;
     CHECK(says(keeps_to_cpu(*model, 0), "the activation swiglu_oai"));
     model->config.activation = ggml::Activation::relu;
+    attention.growth = 0.1;
+    CHECK(says(keeps_to_cpu(*model, 0), "grow with the position"));
+    attention.growth = 0;
+    attention.v_norm = true;
+    CHECK(says(keeps_to_cpu(*model, 0), "norms of values"));
+    attention.v_norm = false;
+    attention.kv_of = 0;
+    CHECK(says(keeps_to_cpu(*model, 0), "another layer's keys and values"));
+    attention.kv_of = -1;
     CHECK(keeps_to_cpu(*model, 0).empty());
+    model->layers[0].find<FeedForward>()->xielu.emplace();
+    CHECK(says(keeps_to_cpu(*model, 0), "xIELU"));
 }
 
 // A layer is attention and a block, whose inputs and sums are those that the device computes.
@@ -77,6 +88,9 @@ void test_lists_of_parts() {
     parts[0].post_norm.emplace();
     CHECK(kept("norms after attention and FFN"));
     parts[0].post_norm.reset();
+    parts[1].sum_norm.emplace();
+    CHECK(kept("norms after attention and FFN"));
+    parts[1].sum_norm.reset();
     parts[0].add = LayerPart::Add::with_next;
     CHECK(keeps_to_cpu(*model, 0).empty());
     parts[1].add = LayerPart::Add::with_next;
@@ -95,6 +109,8 @@ void test_lists_of_parts() {
     parts.pop_back();
     std::swap(parts[0], parts[1]);
     CHECK(kept(others));
+    parts[1].op = LayerEmbedding{};
+    CHECK(kept("embeddings of each layer"));
     parts[1].op = Router{};
     CHECK(kept("mixtures of experts") || kept(others));
 }
@@ -132,7 +148,10 @@ void test_norms_of_heads() {
     CHECK(says(keeps_to_cpu(*model, 1), "a LayerNorm over each head"));
     const auto without = inspected(tiny::describe(Shape{}), session_params());
     without->config.norm = Config::Norm::layer;
-    CHECK(keeps_to_cpu(*without, 1).empty());
+    CHECK(keeps_to_cpu(*without, 1).empty() && !keeps_head_to_cpu(*without));
+    without->config.norm_bias = false;
+    CHECK(says(keeps_to_cpu(*without, 1), "LayerNorm without bias"));
+    CHECK(keeps_head_to_cpu(*without));
 }
 
 }  // namespace

@@ -77,6 +77,8 @@ DECISIVE = [
     ("exaone4", "num_experts", 8),
     ("cohere2", "use_qk_norm", True),
     ("apertus", "sliding_window_size", 9),
+    ("gemma4", "attention_multiplier", 0.1),
+    ("gemma4-embeddings", "n_shared_experts", 1),
 ]
 
 

@@ -196,6 +196,29 @@ KEYS: dict[str, dict[str, Any]] = {
         "cohere2.attention.layer_norm_epsilon": np.float32(1e-5),
     },
     "apertus": {"xielu.beta": [0.5, 0.5], "powerinfer.ffn.activation": None},
+    "gemma4": {
+        "gemma4.attention.head_count_kv": [2, 1],
+        "gemma4.attention.key_length": 16,
+        "gemma4.attention.key_length_swa": 8,
+        "gemma4.attention.sliding_window_pattern": [True, False],
+        "gemma4.rope.dimension_count": 16,
+        "gemma4.rope.dimension_count_swa": 8,
+        "gemma4.rope.freq_base": 1e6,
+        "gemma4.rope.freq_base_swa": 10000.0,
+        "gemma4.final_logit_softcapping": 6.0,
+        "powerinfer.ffn.activation": None,
+    },
+    "gemma4-mixture": {
+        "gemma4.attention.head_count_kv": 1,
+        "gemma4.feed_forward_length": 16,
+        "gemma4.expert_feed_forward_length": 12,
+        "gemma4.expert_count": 3,
+    },
+    "gemma4-embeddings": {
+        "gemma4.feed_forward_length": [12, 12, 24, 24],
+        "gemma4.attention.shared_kv_layers": 2,
+        "gemma4.embedding_length_per_layer_input": 4,
+    },
 }
 
 
@@ -459,6 +482,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("cohere2", {"position_embedding_type": "alibi"}, "positions other than rope_gptj"),
     ("apertus", {"post_norm": True}, "post_norm on"),
     ("apertus", {"qk_norm": False}, "qk_norm off"),
+    ("gemma4", {"attention_bias": True}, "gemma4 with biases"),
+    ("gemma4", {"rope_parameters": None}, "without rope_parameters of both kinds"),
+    ("gemma4", {"use_bidirectional_attention": "all"}, "both directions"),
+    ("gemma4-embeddings", {"vocab_size_per_layer_input": 200}, "fewer embeddings of layers"),
+    ("gemma4-mixture", {"num_experts": 4}, "router.proj.weight has shape"),
 ]
 
 
@@ -499,6 +527,20 @@ def test_gguf_that_contradicts_itself(tmp_path: Path) -> None:
             "qwen3moe.expert_count is missing",
         ),
         ("qwen3-moe", {"qwen3moe.expert_used_count": 5}, None, "", "expert_used_count"),
+        ("gemma4", {"gemma4.attention.key_length_swa": 12}, None, "", "value_length_swa"),
+        ("gemma4", {"gemma4.rope.dimension_count_swa": 10}, None, "", "dimension_count_swa"),
+        ("gemma4", {"gemma4.attention.shared_kv_layers": 1}, None, "", "no earlier layer of its"),
+        ("gemma4", {}, without("blk.0.attn_k."), "", "blk.0.attn_k.weight"),
+        (
+            "gemma4-embeddings",
+            {"gemma4.attention.head_count_kv": [1, 1, 1, 2]},
+            None,
+            "",
+            "layers 1 and 3 share keys and values",
+        ),
+        ("gemma4-embeddings", {}, without("per_layer_token"), "", "per_layer_token_embd.weight"),
+        ("gemma4-mixture", {}, without("ffn_gate_inp.scale"), "", "ffn_gate_inp.scale"),
+        ("gemma4-mixture", {}, without("post_ffw_norm_2"), "", "post_ffw_norm_2.weight"),
         ("qwen3-moe", {}, without("blk.1.ffn_gate_inp"), "", "blk.1.ffn_gate_inp.weight"),
     ):
         path = tmp_path / f"{name}.gguf"

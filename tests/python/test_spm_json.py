@@ -9,7 +9,7 @@ from typing import Any
 
 import checkpoints
 import pytest
-from families import quiet
+from families import golden, quiet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from powerinfer_cpp.convert import convert
@@ -159,6 +159,35 @@ def test_ids_are_those_of_tokenizers(source: str, tmp_path: Path) -> None:
             assert llm.tokenize(text.encode(), add_bos=False) == want
 
         same()
+
+
+@pytest.mark.parametrize("source", ["small", "trained"])
+def test_merges_of_characters(source: str, tmp_path: Path) -> None:
+    """Gemma 4's kind: the file has the merges themselves, also such as scores cannot express."""
+    vocab, merges = trained() if source == "trained" else extracted(checkpoints.tokenizer())
+    left = [pair for pair in merges if pair[0] + pair[1] != "ab"][::-1]  # "abab" then needs others
+    tokenizer = whole(vocab, left, normalizer=REPLACED, pre_tokenizer=AT_SPACES)
+    theirs = Tokenizer.from_str(json.dumps(tokenizer))
+    folder = golden("gemma4", tmp_path / "m", vocab_size=len(vocab) + 7)
+    (folder / "tokenizer.model").unlink()
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    path = convert(folder, vocab_only=True, outfile=tmp_path / "a.gguf", log=quiet)
+    with Gguf(path) as file:
+        found = file.metadata
+    assert found["tokenizer.ggml.model"] == "gemma4" and "tokenizer.ggml.pre" not in found
+    assert found["tokenizer.ggml.merges"] == [" ".join(pair) for pair in left]
+    assert found["tokenizer.ggml.add_space_prefix"] is False
+    with Llama(path, vocab_only=True, verbose=False) as llm:
+        for text in texts(vocab, 1000):
+            ids = llm.tokenize(text.encode(), add_bos=False)
+            assert ids == theirs.encode(text, add_special_tokens=False).ids, text
+            assert llm.detokenize([1, *ids]) == text.replace("\u2581", " ").encode()
+        for text in (b"ab" * 200_000, b" " * 200_000, b"\xff\xfe a"):
+            assert llm.detokenize([1, *llm.tokenize(text, add_bos=False)]) == text
+    split = {**tokenizer, "normalizer": None, "pre_tokenizer": metaspace("never", True)}
+    (folder / "tokenizer.json").write_text(json.dumps(split))
+    with pytest.raises(UnsupportedModelError, match="stops at spaces"):
+        convert(folder, vocab_only=True, outfile=tmp_path / "b.gguf", log=quiet)
 
 
 def test_the_same_file_as_from_tokenizer_model(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ CASES = {
     "exaone4": "exaone4",
     "cohere2": "cohere2",
     "apertus": "apertus",
+    "gemma4": "gemma4-embeddings",
+    "gemma4 mixture": "gemma4-mixture",
 }
 # Keys that change nothing wherever they are not read.
 HARMLESS = {

@@ -62,7 +62,8 @@ struct Product {
 };
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products);
 
-// RMSNorm (arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight. x, y: [rows, n].
+// RMSNorm (arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight. x, y: [rows, n]. weight null:
+// 1.
 void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows,
               int64_t n, float* y);
 

@@ -250,6 +250,7 @@ void route(const Pass& p, const Router& router, const float* x) {
     const Input input =
         b.input.prepare(p.context, x, n, p.model.config.n_embd, router.w.quantised());
     p.multiply(input, {{router.w, b.router, router.bias}});
+    if (router.scale != 1) ggml::scale(p.context, b.router, router.scale, n * router.w.rows);
     ggml::route(p.context, router.how, b.router, n, b.routed, b.expert_rows);
 }
 

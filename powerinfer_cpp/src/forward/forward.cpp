@@ -1,6 +1,7 @@
 #include "forward/forward.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "forward/device_forward.h"
 #include "forward/ffn.h"
@@ -13,22 +14,42 @@ namespace {
 
 using ggml::Input;
 
-// The rows of an embedding table that stays on the disk.
-void embed_stored(const Pass& p) {
-    const Model& m = p.model;
-    Workspace& b = p.work;
+// The rows of n tokens of a table that stays on the disk, [n, table.cols]. room: for one of them.
+void embed_stored(const Pass& p, const ggml::Matrix& table, const StoredTable& stored,
+                  const int32_t* token, int64_t n, float* room, float* y) {
     // A stored row is no longer than the floats that it becomes.
-    auto* const row = reinterpret_cast<uint8_t*>(b.normed);
-    ggml::Matrix one = m.token_embd;
+    auto* const row = reinterpret_cast<uint8_t*>(room);
+    ggml::Matrix one = table;
     one.rows = 1;
     one.data = row;
     const int32_t first = 0;
-    for (int64_t t = 0; t < b.batch.n; t++) {
-        const uint64_t at = uint64_t(b.batch.token[t]) * uint64_t(one.row_bytes());
-        m.embedding_file->read(m.embedding_offset + at, row, size_t(one.row_bytes()));
-        ggml::embed_rows(p.context, one, &first, 0, 1, b.x + t * m.config.n_embd);
+    for (int64_t t = 0; t < n; t++) {
+        const uint64_t at = uint64_t(token[t]) * uint64_t(one.row_bytes());
+        stored.file->read(stored.offset + at, row, size_t(one.row_bytes()));
+        ggml::embed_rows(p.context, one, &first, 0, 1, y + t * one.cols);
     }
-    m.embedding_file->require_unchanged();  // neurons have checksums, these rows have none
+    stored.file->require_unchanged();  // neurons have checksums, these rows have none
+}
+
+// For each layer a row, (norm(project . x / sqrt(n_embd)) + sqrt(width) row of the table) /
+// sqrt(2).
+void embed_for_layers(const Pass& p) {
+    const Model& m = p.model;
+    Workspace& b = p.work;
+    const auto& e = m.layer_embd;
+    const int64_t n = b.batch.n, all = e.project.rows;
+    const Input input = b.input.prepare(p.context, b.x, n, m.config.n_embd, e.project.quantised());
+    p.multiply(input, {{e.project, b.layer_embd, nullptr}});
+    const auto root = [](int64_t v) { return float(std::sqrt(double(v))); };
+    ggml::scale(p.context, b.layer_embd, 1 / root(m.config.n_embd), n * all);
+    ggml::rms_norm(p.context, b.layer_embd, e.norm, m.config.norm_eps, n * m.config.n_layer,
+                   e.width, b.layer_embd);
+    for (int64_t t = 0; t < n; t++) {
+        float* const row = b.layer_embd_row;
+        embed_stored(p, e.tokens, m.layer_embd_stored, b.batch.token + t, 1, row + all, row);
+        ggml::add_scaled(p.context, b.layer_embd + t * all, root(e.width), row, all);
+    }
+    ggml::scale(p.context, b.layer_embd, 1 / root(2), n * all);
 }
 
 // x[t] = row of the embedding table, plus the position's row for learned positions.
@@ -37,8 +58,8 @@ void embed(const Pass& p) {
     Workspace& b = p.work;
     const int64_t n = b.batch.n;
     p.context.profile.part = name(Part::embedding);
-    if (m.embedding_file) {
-        embed_stored(p);
+    if (m.token_embd_stored.file) {
+        embed_stored(p, m.token_embd, m.token_embd_stored, b.batch.token, n, b.normed, b.x);
     } else {
         ggml::embed_rows(p.context, m.token_embd, b.batch.token, 0, n, b.x);
     }
@@ -50,6 +71,7 @@ void embed(const Pass& p) {
                          b.normed);
         ggml::add(p.context, b.x, b.normed, n * m.config.n_embd);
     }
+    if (m.layer_embd.width) embed_for_layers(p);
     for (size_t i = 0; i < p.ropes.size(); i++) {
         const std::vector<double>& frequency = p.ropes[i].frequency;
         ggml::rope_table(p.context, frequency.data(), int64_t(frequency.size()),
@@ -102,6 +124,23 @@ void grow(const Pass& p, const Attention& a, float* q) {
     }
 }
 
+// Queries, and keys and values unless another layer has them.
+void project_heads(const Pass& p, const Attention& a, const Input& x) {
+    Workspace& b = p.work;
+    if (a.kv_of >= 0) return p.multiply(x, {{a.q, b.q, a.q_bias}});
+    if (a.v) {
+        p.multiply(x, {{a.q, b.q, a.q_bias}, {a.k, b.k, a.k_bias}, {a.v, b.v, a.v_bias}});
+    } else {
+        p.multiply(x, {{a.q, b.q, a.q_bias}, {a.k, b.k, a.k_bias}});
+        std::copy_n(b.k, b.batch.n * a.k_dim(), b.v);
+    }
+    norm_and_rope(p, a, a.k_norm, a.n_head_kv, b.k);
+    if (a.v_norm) {
+        ggml::rms_norm(p.context, b.v, nullptr, p.model.config.norm_eps, b.batch.n * a.n_head_kv,
+                       a.v_head_dim, b.v);
+    }
+}
+
 // y = Wo . attention(Wq . x, Wk . x, Wv . x)
 void attention(const Pass& p, int64_t layer, const Attention& a, const float* x, float* y) {
     Workspace& b = p.work;
@@ -110,13 +149,12 @@ void attention(const Pass& p, int64_t layer, const Attention& a, const float* x,
     p.record.squares(p.context, PI_INPUT_ATTENTION, layer, 0, x, n);
     const bool q8 = a.q.quantised() || a.k.quantised() || a.v.quantised();
     const Input input = b.input.prepare(p.context, x, n, p.model.config.n_embd, q8);
-    p.multiply(input, {{a.q, b.q, a.q_bias}, {a.k, b.k, a.k_bias}, {a.v, b.v, a.v_bias}});
+    project_heads(p, a, input);
     norm_and_rope(p, a, a.q_norm, a.n_head, b.q);
-    norm_and_rope(p, a, a.k_norm, a.n_head_kv, b.k);
     if (a.growth != 0) grow(p, a, b.q);
 
-    const ggml::KvLayer kv = p.kv.layer(layer);
-    ggml::store_kv(p.context, kv, b.batch.slot, n, b.k, b.v);
+    const ggml::KvLayer kv = p.kv.layer(a.kv_of >= 0 ? a.kv_of : layer);
+    if (a.kv_of < 0) ggml::store_kv(p.context, kv, b.batch.slot, n, b.k, b.v);
     for (int64_t t = 0; t < n; t++) {
         const int64_t end = b.batch.position[t] + 1;
         b.attention_rows[t] = {b.batch.pages[t],
@@ -159,6 +197,21 @@ void guess_experts(const Pass& p, int64_t layer, float* room) {
     }
 }
 
+// y = project . (act(gate . x) * the tokens' embeddings for layer i)
+void embed_in_layer(const Pass& p, int64_t i, const LayerEmbedding& e, const float* x, float* y) {
+    Workspace& b = p.work;
+    const Config& c = p.model.config;
+    const int64_t n = b.batch.n, width = e.gate.rows;
+    const Input input = b.input.prepare(p.context, x, n, c.n_embd, e.gate.quantised());
+    p.multiply(input, {{e.gate, b.layer_gate, nullptr}});
+    for (int64_t t = 0; t < n; t++) {
+        const float* const own = b.layer_embd + (t * c.n_layer + i) * width;
+        ggml::gated_activation(p.context, c.activation, b.layer_gate + t * width, own, width);
+    }
+    const Input gated = b.input.prepare(p.context, b.layer_gate, n, width, e.project.quantised());
+    p.multiply(gated, {{e.project, y, nullptr}});
+}
+
 // The parts of a layer, in order: each reads the residual stream x, or what the part before has
 // read, and what it gives is added to x, at once or with that of the next part (model/layer.h).
 void layer(const Pass& p, int64_t i) {
@@ -186,7 +239,8 @@ void layer(const Pass& p, int64_t i) {
             guess_experts(p, i + 1, y);
         };
         const auto feed = [&](const FeedForward& f) { feed_forward(p, f, x, y); };
-        std::visit(ByKind{attend, choose, feed}, part.op);
+        const auto embed_here = [&](const LayerEmbedding& e) { embed_in_layer(p, i, e, x, y); };
+        std::visit(ByKind{attend, choose, feed, embed_here}, part.op);
         if (std::holds_alternative<Router>(part.op)) continue;  // it has nothing to add
         if (part.post_norm) norm(p, y, *part.post_norm, n, y);
         if (part.scale != 1) ggml::scale(p.context, y, part.scale, n * n_embd);
@@ -195,9 +249,19 @@ void layer(const Pass& p, int64_t i) {
             if (!waiting) waiting = y;
             continue;
         }
-        if (waiting) ggml::add(p.context, b.x, waiting, n * n_embd);
-        ggml::add(p.context, b.x, y, n * n_embd);
+        float* sum = y;
+        if (waiting && part.sum_norm) {
+            ggml::add(p.context, waiting, y, n * n_embd);
+            norm(p, waiting, *part.sum_norm, n, waiting);
+            sum = waiting;
+        } else if (waiting) {
+            ggml::add(p.context, b.x, waiting, n * n_embd);
+        }
+        ggml::add(p.context, b.x, sum, n * n_embd);
         waiting = nullptr;
+    }
+    if (const float* scale = p.model.layers[size_t(i)].scale) {
+        ggml::scale(p.context, b.x, *scale, n * n_embd);
     }
 }
 

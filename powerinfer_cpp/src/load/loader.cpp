@@ -151,8 +151,9 @@ class Loader {
         } else if (const auto* t = std::get_if<Table>(&w.target)) {
             *t->to = m;
             if (w.location.memory == Location::Memory::disk) {
-                model_.embedding_file = model_.file.files[size_t(w.tensor->file)].get();
-                model_.embedding_offset = w.file_offset();
+                const bool of_tokens = t->to == &model_.token_embd;
+                StoredTable& to = of_tokens ? model_.token_embd_stored : model_.layer_embd_stored;
+                to = {model_.file.files[size_t(w.tensor->file)].get(), w.file_offset()};
             }
         } else if (const auto* s = std::get_if<Signs>(&w.target)) {
             *s->to = m;

@@ -310,6 +310,15 @@ bool is_scale_of_one(const Model& model, const ggml::TensorInfo& t) {
     return true;
 }
 
+// Is it of the keys and values of a layer that reads another one's? Checkpoints hold them.
+bool of_shared_heads(const Model& model, const std::string& name) {
+    const int64_t layer = layer_of(name);
+    if (layer < 0 || layer >= model.config.n_layer) return false;
+    const auto* a = model.layers[size_t(layer)].find<Attention>();
+    return a && a->kv_of >= 0 &&
+           (fits_pattern(name, "blk.*.attn_k*") || fits_pattern(name, "blk.*.attn_v*"));
+}
+
 }  // namespace
 
 bool is_harmless_key(std::string_view name, std::string_view architecture) {
@@ -372,7 +381,8 @@ void check_unread_tensors(const Model& model, bool allow, Notes& notes) {
         if (used.count(t.name) || among(t.name, kOurTensors)) continue;
         // Layers that guess further tokens are not computed.
         const bool guesses = layer_of(t.name) >= model.config.n_layer;
-        const bool known = among(t.name, kHarmlessTensors) || guesses || is_scale_of_one(model, t);
+        const bool known = among(t.name, kHarmlessTensors) || guesses ||
+                           of_shared_heads(model, t.name) || is_scale_of_one(model, t);
         (known ? harmless : decisive).push_back(ggml::shown(t.name));
     }
     const std::string& path = model.file.gguf.path();

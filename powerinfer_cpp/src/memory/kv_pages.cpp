@@ -6,7 +6,7 @@ namespace powerinfer {
 
 KvRuns kv_runs(const Layer& layer, ggml::DType type) {
     const auto* a = layer.find<Attention>();
-    if (!a) return {};
+    if (!a || a->kv_of >= 0) return {};
     const auto run = [&](int64_t width) { return kKvPage * ggml::info(type).size(width); };
     return {a->n_head_kv, a->head_dim, a->v_head_dim, run(a->head_dim), run(a->v_head_dim)};
 }

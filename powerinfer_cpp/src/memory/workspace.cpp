@@ -7,8 +7,10 @@ namespace powerinfer {
 namespace {
 
 // The widest input of a product, rounded up to whole blocks of activations.
-int64_t widest(const Config& c, const LargestSizes& sizes) {
-    const int64_t n = std::max({c.n_embd, sizes.out_dim, sizes.n_ff, c.predictor_rank});
+int64_t widest(const Model& m, const LargestSizes& sizes) {
+    const Config& c = m.config;
+    const int64_t n =
+        std::max({c.n_embd, sizes.out_dim, sizes.n_ff, c.predictor_rank, m.layer_embd.width});
     return (n + ggml::kQ - 1) / ggml::kQ * ggml::kQ;
 }
 
@@ -20,7 +22,7 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     const Config& c = model.config;
     const LargestSizes sizes = largest_sizes(model.layers);
     const int64_t rows = p.n_ubatch, n_ff = sizes.n_ff;
-    input = ggml::InputBuffer(carver, rows, widest(c, sizes));
+    input = ggml::InputBuffer(carver, rows, widest(model, sizes));
     carver.take(attention_rows, {rows});
     attention = ggml::AttentionScratch(carver, threads, rows, p.n_ctx, sizes.n_head, sizes.head_dim,
                                        sizes.q_dim);
@@ -33,6 +35,11 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
         for (float** to : {&gate, &up}) carver.take(*to, {rows, n_ff});
     }
     for (const Rope& rope : c.ropes) carver.take(cos_sin.emplace_back(), {rows, rope.n_rot});
+    if (const int64_t width = model.layer_embd.width) {
+        carver.take(layer_embd, {rows, c.n_layer * width});
+        carver.take(layer_embd_row, {2, c.n_layer * width});
+        carver.take(layer_gate, {rows, width});
+    }
     if (sizes.n_expert) {
         carver.take(router, {rows, sizes.n_expert});
         carver.take(share, {rows});

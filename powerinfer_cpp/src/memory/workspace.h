@@ -31,6 +31,10 @@ struct Workspace {
     float *k = nullptr, *v = nullptr;         // [rows, k_dim], [rows, v_dim]
     float *gate = nullptr, *up = nullptr;     // [rows, n_ff]
     std::vector<float*> cos_sin;              // of each table of RoPE: [rows, n_rot]
+    // Of Model::layer_embd: the embeddings of all layers, a row of its table, and the gates of one
+    // layer.
+    float* layer_embd = nullptr;                             // [rows, n_layer, width]
+    float *layer_embd_row = nullptr, *layer_gate = nullptr;  // [2, n_layer * width], [rows, width]
 
     // For mixtures: scores and weights, the rows of each expert, and the rows of one expert.
     float* router = nullptr;  // [rows, n_expert]

@@ -40,9 +40,13 @@ struct Attention {
     // Queries are multiplied by 1 + growth ln(1 + floor(position / growth_ctx)).
     double growth = 0;
     int64_t growth_ctx = 1;
+    bool v_norm = false;  // RMSNorm of each head of values, without a weight
+    int64_t kv_of = -1;   // the layer before whose keys and values it reads; -1: it has its own
     float scale = 0, softcap = 0;  // of scores, see ggml::AttentionScores
     const float* sinks = nullptr;  // [n_head], the same
-    ggml::Matrix q, k, v, o;       // [q_dim | k_dim | v_dim, n_embd], [n_embd, out_dim]
+    // [q_dim | k_dim | v_dim, n_embd], [n_embd, out_dim]. Without v, values are the keys before
+    // their norm and rotation.
+    ggml::Matrix q, k, v, o;
     const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr, *o_bias = nullptr;
     // Over each head: with RMSNorm [head_dim], with LayerNorm (which has no bias here)
     // [n_head | n_head_kv, head_dim]. Or over the whole row: [q_dim | k_dim].
@@ -60,6 +64,7 @@ struct Router {
     ggml::Routing how;
     ggml::Matrix w;               // [n_expert, n_embd]
     const float* bias = nullptr;  // [n_expert], of the scores
+    float scale = 1;              // of the scores
 };
 
 // A feed-forward block, or one expert of several. Without a gate: down . act(up . x).
@@ -103,6 +108,12 @@ struct FeedForward {
     int32_t number(int64_t block) const { return int32_t(first_block + block); }
 };
 
+// What the tokens say to this layer: project . (act(gate . x) * their embeddings for the layer),
+// see Model::layer_embd.
+struct LayerEmbedding {
+    ggml::Matrix gate, project;  // [width, n_embd], [n_embd, width]
+};
+
 // For std::visit of a part's op, a function for each kind: a new kind does not compile until each
 // visit has one for it.
 template <typename... F>
@@ -124,12 +135,14 @@ struct LayerPart {
     std::optional<NormWeights> post_norm;  // [n_embd], of what the part gives
     float scale = 1;                       // of what the part gives, behind its norm
     Add add = Add::now;
-    std::variant<Attention, Router, FeedForward> op;
+    std::optional<NormWeights> sum_norm;  // [n_embd], of its sum with what waits
+    std::variant<Attention, Router, FeedForward, LayerEmbedding> op;
 };
 
 struct Layer {
     // Weights are found by their addresses in it, which stay while parts are added.
     std::deque<LayerPart> parts;
+    const float* scale = nullptr;  // [1], of the stream behind the last part
 
     // The first part of a kind; or null.
     template <typename T>

@@ -46,6 +46,12 @@ struct StoragePlan {
     uint64_t twice = 0;
 };
 
+// A table of which single rows are read from the disk.
+struct StoredTable {
+    const ggml::File* file = nullptr;  // null: it is in memory
+    uint64_t offset = 0;               // there
+};
+
 struct Model {
     Model();
     ~Model();
@@ -57,6 +63,13 @@ struct Model {
 
     ggml::Matrix token_embd;     // [n_vocab, n_embd]
     ggml::Matrix position_embd;  // [positions, n_embd], where positions are learned
+    // Embeddings of each layer: those of the token and of its place in the stream.
+    struct {
+        int64_t width = 0;            // of a layer; 0: none
+        ggml::Matrix tokens;          // [n_vocab, n_layer * width]
+        ggml::Matrix project;         // [n_layer * width, n_embd]
+        const float* norm = nullptr;  // [width]
+    } layer_embd;
     // Of scaled tables of RoPE, [n_rot / 2]: each frequency is divided by its factor.
     const float* rope_factors = nullptr;
     // The same for longrope, for short and for long sessions.
@@ -91,9 +104,8 @@ struct Model {
     int64_t device_neurons(int64_t layer) const;
     // Are there neurons whose value may be exactly zero, so that their rows are not needed?
     bool skips_neurons() const;
-    const ggml::File* embedding_file = nullptr;  // has token_embd, if that stays on the disk
-    uint64_t embedding_offset = 0;               // there
-    std::optional<StoragePlan> storage;          // neurons stay on the disk; or RAM has all
+    StoredTable token_embd_stored, layer_embd_stored;  // of token_embd and layer_embd.tokens
+    std::optional<StoragePlan> storage;                // neurons stay on the disk; or RAM has all
     // What would be `storage` with mmap_anyway, of a model that does not fit RAM.
     std::optional<StoragePlan> anyway;
     // Of these neurons. It belongs to whichever session computes: see its mutex.

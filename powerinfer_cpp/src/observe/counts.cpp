@@ -79,7 +79,8 @@ void Counts::add(const Model& m, const Batch& batch, const KvPages& kv) {
             const int64_t all = batch.position[t] + 1;
             seen += uint64_t(window ? std::min(all, window) : all);
         }
-        const uint64_t bytes = seen * uint64_t(kv.position_bytes(i));
+        const int64_t of = attention->kv_of >= 0 ? attention->kv_of : i;
+        const uint64_t bytes = seen * uint64_t(kv.position_bytes(of));
         kv_bytes += bytes;
         if (m.device && m.device->split.has(i)) device_kv_bytes += bytes;
     }

@@ -22,10 +22,15 @@ bool has(const Model& m, const float* const& vector) {
     return false;
 }
 
+// A norm without bias is an RMSNorm on a device.
+bool lacks_norm_bias(const Model& m) {
+    return m.config.norm == Config::Norm::layer && !m.config.norm_bias;
+}
+
 std::string reason(const Model& m, const Attention& attention) {
-    const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, growth, growth_ctx, scale,
-                 softcap, sinks, q, k, v, o, q_bias, k_bias, v_bias, o_bias, q_norm, k_norm,
-                 norms] = attention;
+    const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, growth, growth_ctx, v_norm,
+                 kv_of, scale, softcap, sinks, q, k, v, o, q_bias, k_bias, v_bias, o_bias, q_norm,
+                 k_norm, norms] = attention;
     // The arrays of attention in shared memory have a fixed size.
     if (head_dim > ggml::kDeviceHeadDim) {
         return format(
@@ -38,6 +43,8 @@ std::string reason(const Model& m, const Attention& attention) {
     }
     if (has(m, sinks)) return "models with attention sinks keep to the CPU";
     if (softcap > 0) return "models that cap the scores of attention keep to the CPU";
+    if (v_norm) return "models with norms of values, or without a matrix of them, keep to the CPU";
+    if (kv_of >= 0) return "layers that read another layer's keys and values keep to the CPU";
     if (growth != 0) return "models whose queries grow with the position keep to the CPU";
     // A pass has one table of rotations there.
     if (rope > 0) return "layers that rotate heads by a base of their own keep to the CPU";
@@ -66,11 +73,16 @@ std::string reason(const Model& m, const FeedForward& ffn) {
     return "";
 }
 
+std::string reason(const Model&, const LayerEmbedding&) {
+    return "models with embeddings of each layer keep to the CPU";
+}
+
 // index: of the part in its layer, 0 or 1.
 std::string reason(const Model& m, const LayerPart& part, size_t index) {
-    const auto& [input, norm, post_norm, scale, add, op] = part;
+    const auto& [input, norm, post_norm, scale, add, sum_norm, op] = part;
+    if (lacks_norm_bias(m)) return "models with a LayerNorm without bias keep to the CPU";
     if (scale != 1) return "models that scale what attention and FFN give keep to the CPU";
-    if (post_norm) return "models with norms after attention and FFN keep to the CPU";
+    if (post_norm || sum_norm) return "models with norms after attention and FFN keep to the CPU";
     const std::string why = std::visit([&](const auto& kind) { return reason(m, kind); }, op);
     if (!why.empty()) return why;
     const bool expected = index == 0 ? std::holds_alternative<Attention>(op)
@@ -85,7 +97,8 @@ std::string reason(const Model& m, const LayerPart& part, size_t index) {
 }  // namespace
 
 std::string keeps_to_cpu(const Model& m, int64_t layer) {
-    const std::deque<LayerPart>& parts = m.layers[size_t(layer)].parts;
+    const auto& [parts, scale] = m.layers[size_t(layer)];
+    if (has(m, scale)) return "layers that scale the stream keep to the CPU";
     for (size_t i = 0; i < parts.size(); i++) {
         if (std::string why = reason(m, parts[i], i); !why.empty()) return why;
     }
@@ -100,7 +113,7 @@ std::string keeps_to_cpu(const Model& m, int64_t layer) {
 
 bool keeps_head_to_cpu(const Model& m) {
     const bool biased = has(m, m.output_bias);
-    return m.config.logit_softcap > 0 || m.config.logit_scale != 1 || biased;
+    return m.config.logit_softcap > 0 || m.config.logit_scale != 1 || biased || lacks_norm_bias(m);
 }
 
 }  // namespace powerinfer

@@ -25,6 +25,7 @@ struct Product {  // weight of matmul(): packed into strips if the type has them
 };
 struct Table {  // rows are looked up: stays as stored
     ggml::Matrix* to;
+    bool on_disk = false;  // always: it is large, and a token needs a row of it
 };
 struct Signs {  // bytes with eight signs of a sketch each
     ggml::Matrix* to;
@@ -122,11 +123,13 @@ struct WeightSpec {
         return part == Part::predictor && shape.size() == 3 && (is<Product>() || is<Signs>());
     }
     bool stays_on_disk(OnDisk what) const {
+        const auto* table = std::get_if<Table>(&target);
+        if (table && table->on_disk) return true;
         if (what == OnDisk::nothing) return false;
         const bool stays = what == OnDisk::neurons   ? by_neuron() || by_expert()
                            : what == OnDisk::experts ? chosen
                                                      : block >= 0;
-        return stays || (is<Table>() && name == "token_embd.weight");
+        return stays || (table && name == "token_embd.weight");
     }
     // Does whoever computes the logits need it: the last norm and the matrix?
     bool of_head() const;

@@ -29,6 +29,7 @@ _DEFAULTS = {
     "gemma": ("gelu_tanh", "relu"),
     "gemma2": ("gelu_tanh", "relu"),
     "gemma3": ("gelu_tanh", "relu"),
+    "gemma4": ("gelu_tanh", "relu"),
     "gpt2": ("gelu_tanh", "relu"),
     "gpt-oss": ("swiglu_oai", "swiglu_oai"),
     "opt": ("relu", "relu"),

@@ -13,6 +13,7 @@ from .tensors import Output, from_values
 from .writer import Entry, boolean, float32, string, uint32
 
 # Names of kinds in older checkpoints of Phi-3.
+_STILL = 1e30  # the divisor of a frequency that becomes none, as llama.cpp has it
 _OLD_NAMES = {"su": "longrope"}
 
 
@@ -106,6 +107,12 @@ def read_rope(
     if values.get("rope_theta") is not None:  # transformers 5 has it there under either name
         theta = number("rope_theta")
     part = config.number("partial_rotary_factor", default=default_part)
+    if values.get("rope_type") == "proportional":
+        # The frequencies of the whole head, of which the last ones do not turn.
+        turns = int(head_dim * number("partial_rotary_factor", part)) // 2
+        divisors = np.full(head_dim // 2, _STILL)
+        divisors[:turns] = number("factor", 1.0)
+        return Rope(theta, head_dim, divisors=divisors)
     n_rot = int(head_dim * number("partial_rotary_factor", part))
     if n_rot % 2 or not 0 < n_rot <= head_dim:
         raise UnsupportedModelError(

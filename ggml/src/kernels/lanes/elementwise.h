@@ -120,6 +120,10 @@ inline double sum(int64_t n, const F& value) {
 void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* y) {
     const double squares = sum<float>(n, [=](int64_t i) { return x[i] * x[i]; });
     const float scale = float(1.0 / std::sqrt(squares / double(n) + eps));
+    if (!weight) {
+        for (int64_t i = 0; i < n; i++) y[i] = x[i] * scale;
+        return;
+    }
     for (int64_t i = 0; i < n; i++) y[i] = x[i] * scale * weight[i];
 }
 

@@ -118,8 +118,8 @@ const std::vector<Family>& all_families() {
         std::vector<Family> found;
         for (const auto* group :
              {&kLlamaFamilies, &kMixtureFamilies, &kGraniteFamilies, &kDenseFamilies,
-              &kFalconFamilies, &kGemmaFamilies, &kGpt2Families, &kGptOssFamilies, &kOptFamilies,
-              &kSmallThinkerFamilies, &kStableLmFamilies}) {
+              &kFalconFamilies, &kGemmaFamilies, &kGemma4Families, &kGpt2Families, &kGptOssFamilies,
+              &kOptFamilies, &kSmallThinkerFamilies, &kStableLmFamilies}) {
             found.insert(found.end(), group->begin(), group->end());
         }
         return found;
@@ -275,6 +275,7 @@ LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer) {
     const char* const expert_ff = ".expert_feed_forward_length";
     const bool own = s.n_expert && gguf.find(key(expert_ff));
     s.n_ff = read(own ? expert_ff : ".feed_forward_length", 1, kWide);
+    s.n_ff_dense = read(".feed_forward_length", 1, kWide, s.n_ff);
     if (s.n_expert) {
         const int64_t there_is = there("ffn_down_shexp.weight") != nullptr;
         const int64_t n_shared = read(".expert_shared_count", 0, kMany, there_is);

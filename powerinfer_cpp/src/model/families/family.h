@@ -27,6 +27,7 @@ extern const std::vector<Family> kGraniteFamilies;       // granite.cpp: granite
 extern const std::vector<Family> kDenseFamilies;         // dense.cpp: near Llama
 extern const std::vector<Family> kFalconFamilies;        // falcon.cpp
 extern const std::vector<Family> kGemmaFamilies;         // gemma.cpp: gemma, gemma2, gemma3
+extern const std::vector<Family> kGemma4Families;        // gemma4.cpp
 extern const std::vector<Family> kGpt2Families;          // gpt2.cpp
 extern const std::vector<Family> kGptOssFamilies;        // gpt_oss.cpp
 extern const std::vector<Family> kOptFamilies;           // opt.cpp
@@ -51,6 +52,7 @@ std::vector<WeightSpec> weight_specs(Model& model, const Family& family);
 struct LayerSizes {
     int64_t n_head = 0, n_head_kv = 0, head_dim = 0, v_head_dim = 0;
     int64_t n_ff = 0;                         // of a layer, or of an expert
+    int64_t n_ff_dense = 0;                   // of a block beside the experts
     int64_t n_expert = 0, n_expert_used = 0;  // 0: one feed-forward block
     int64_t n_ff_shared = 0;  // of the experts that every row computes, together; 0: none
 };
@@ -144,6 +146,9 @@ class Weights {
     // attn_q, attn_k, attn_v, or attn_qkv, which holds the rows of all three, and attn_output of
     // layer i: .weight, and .bias if the file has it.
     void attention(int64_t i);
+    // The same without attn_v if the file lacks it, and without keys and values if another layer
+    // has them.
+    void attention_without_values(int64_t i);
     // attn_q_norm and attn_k_norm of layer i.
     void head_norms(int64_t i);
     // position_embd.weight.

@@ -132,6 +132,15 @@ void Weights::attention(int64_t i) {
     optional(Part::attention, blk(i, "attn_output.bias"), n_embd, &a.o_bias);
 }
 
+void Weights::attention_without_values(int64_t i) {
+    Attention& a = *m.layers[size_t(i)].find<Attention>();
+    if (a.kv_of < 0 && has(blk(i, "attn_v.weight"))) return attention(i);
+    const int64_t n_embd = m.config.n_embd;
+    matrix(Part::attention, blk(i, "attn_q.weight"), a.q_dim(), n_embd, &a.q);
+    if (a.kv_of < 0) matrix(Part::attention, blk(i, "attn_k.weight"), a.k_dim(), n_embd, &a.k);
+    matrix(Part::attention, blk(i, "attn_output.weight"), n_embd, a.out_dim(), &a.o);
+}
+
 void Weights::fused_attention(int64_t i) {
     const int64_t n_embd = m.config.n_embd;
     Attention& a = *m.layers[size_t(i)].find<Attention>();
@@ -155,6 +164,7 @@ void Weights::head_norms(int64_t i) {
     Attention& a = *m.layers[size_t(i)].find<Attention>();
     const bool whole = a.norms == Attention::Norms::whole_row;
     vector(Part::norms, blk(i, "attn_q_norm.weight"), whole ? a.q_dim() : a.head_dim, &a.q_norm);
+    if (a.kv_of >= 0) return;
     vector(Part::norms, blk(i, "attn_k_norm.weight"), whole ? a.k_dim() : a.head_dim, &a.k_norm);
 }
 

@@ -7,6 +7,7 @@ from .ernie import Ernie, ErnieMoe
 from .falcon import Falcon
 from .family import Family
 from .gemma import Gemma, Gemma2, Gemma3
+from .gemma4 import Gemma4
 from .gpt2 import Gpt2
 from .gpt_oss import GptOss
 from .granite import Granite, GraniteMoe
@@ -49,6 +50,8 @@ FAMILIES: dict[str, type[Family]] = {
     "gemma2": Gemma2,
     "gemma3": Gemma3,  # with images; the text part is converted
     "gemma3_text": Gemma3,
+    "gemma4": Gemma4,  # with images and sound; the text part is converted
+    "gemma4_text": Gemma4,
     "gpt2": Gpt2,
     "gpt_oss": GptOss,
     "opt": Opt,

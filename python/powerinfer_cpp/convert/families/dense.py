@@ -19,9 +19,11 @@ from .phi3 import fused_ffn
 _PERIOD = 4  # of layers of another kind, where config.json does not say
 
 
-def layer_windows(config: Config, n_layer: int, period: int) -> tuple[int, list[bool]]:
+def layer_windows(
+    config: Config, n_layer: int, period: int, last_sees_all: bool = False
+) -> tuple[int, list[bool]]:
     """The window in positions, 0 for none, and which layers have it: layer_types, or all but the
-    last of each period.
+    last of each period (last_sees_all: and the last one).
 
     Unlike read_window() it keeps windows that are as long as the context: other things may follow
     from them.
@@ -30,6 +32,8 @@ def layer_windows(config: Config, n_layer: int, period: int) -> tuple[int, list[
     if config.values.get("sliding_window") is None:
         return 0, []
     slides = [(i + 1) % period != 0 for i in range(n_layer)] if period else [False] * n_layer
+    if last_sees_all:
+        slides[-1] = False
     if kinds is not None:
         slides = [kind == "sliding_attention" for kind in kinds]
     return (config.integer("sliding_window"), slides) if any(slides) else (0, [])
