@@ -297,93 +297,6 @@ def test_patterns_of_windows(kinds: str, pattern: Any, tmp_path: Path) -> None:
     assert np.array_equal(logits(path), logits(flags))
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "key", "value"),
-    [
-        ("smollm3", {"no_rope_layers": None}, "powerinfer.rope.layers", None),
-        (
-            "smollm3",
-            {"no_rope_layers": None, "no_rope_layer_interval": 1},
-            "powerinfer.rope.layers",
-            [False, False],
-        ),
-        ("exaone4", {"sliding_window": None}, "exaone4.attention.sliding_window", None),
-        (  # layers that see all positions do not rotate, even where no layer has the window
-            "exaone4",
-            {"layer_types": ["full_attention"] * 2},
-            "powerinfer.rope.layers",
-            [False, False],
-        ),
-        (
-            "exaone4",
-            {"layer_types": None, "sliding_window_pattern": "LG"},
-            "exaone4.attention.sliding_window_pattern",
-            [True, False],
-        ),
-        (
-            "olmo3",
-            {
-                "rope_parameters": {
-                    "sliding_attention": {"rope_theta": 7e4, "rope_type": "default"},
-                    "full_attention": {"rope_theta": 5e5, "rope_type": "default"},
-                },
-                "rope_scaling": None,
-            },
-            "olmo2.rope.freq_base_swa",
-            7e4,
-        ),
-        (
-            "cohere2",
-            {"sliding_window_pattern": 4},
-            "cohere2.attention.sliding_window_pattern",
-            None,
-        ),
-    ],
-)
-def test_which_layers_slide_and_rotate(
-    name: str, changes: dict[str, Any], key: str, value: Any, tmp_path: Path
-) -> None:
-    folder = golden(name, tmp_path / "model", **changes)
-    path = convert(folder, outtype="f32", outfile=tmp_path / "a.gguf", log=quiet)
-    with Gguf(path) as file:
-        assert file.value(key) == value
-    logits(path)
-
-
-def test_rotating_layers_as_the_file_says(tmp_path: Path) -> None:
-    path = convert(golden("smollm3", tmp_path / "m"), outfile=tmp_path / "a.gguf", log=quiet)
-    all_rotate = changed(path, tmp_path / "b.gguf", keys={"powerinfer.rope.layers": [True, True]})
-    assert reference.relative_error(logits(all_rotate), logits(path)) > 0.01
-    for wrong in ([True], [1, 0], True):
-        changed(path, tmp_path / "bad.gguf", keys={"powerinfer.rope.layers": wrong})
-        with pytest.raises(ModelFormatError, match=r"powerinfer\.rope\.layers is not a flag for"):
-            Llama(tmp_path / "bad.gguf", n_ctx=64, verbose=False)
-
-
-def test_xielu(tmp_path: Path) -> None:
-    folder = golden("apertus", tmp_path / "m")
-    path = convert(folder, outtype="f32", outfile=tmp_path / "a.gguf", log=quiet)
-    for keys, words in (
-        ({"xielu.alpha_p": None}, "xielu.alpha_p. is missing"),
-        ({"xielu.eps": [0.5]}, "xielu.eps is neither a number nor one for each layer"),
-    ):
-        changed(path, tmp_path / "bad.gguf", keys=keys)
-        with pytest.raises(ModelFormatError, match=words):
-            Llama(tmp_path / "bad.gguf", n_ctx=64, verbose=False)
-    with pytest.raises(UnsupportedModelError, match="neuron rows with xielu"):
-        convert(folder, bundle=True, outfile=tmp_path / "b.gguf", log=quiet)
-    with pytest.raises(UnsupportedModelError, match="neuron rows with xielu"):
-        convert(path, outfile=tmp_path / "b.gguf", log=quiet)
-    # With ReLU in its place it is a model as others are.
-    relu = convert(folder, activation="relu", outtype="f32", outfile=tmp_path / "r", log=quiet)
-    rows = convert(relu, outfile=tmp_path / "rows.gguf", log=quiet)
-    assert reference.relative_error(logits(rows), logits(relu)) < 2e-5
-    other = golden("opt", tmp_path / "opt")
-    path = convert(other, activation="xielu", outfile=tmp_path / "o.gguf", log=quiet)
-    with pytest.raises(UnsupportedModelError, match="opt has no xielu"):
-        Llama(path, n_ctx=64, verbose=False)
-
-
 def test_a_window_that_is_not_used_is_told(tmp_path: Path) -> None:
     lines: list[str] = []
     folder = golden("llama-linear", tmp_path / "model", sliding_window=9)
@@ -529,6 +442,7 @@ def test_gguf_that_contradicts_itself(tmp_path: Path) -> None:
         ("qwen3-moe", {"qwen3moe.expert_used_count": 5}, None, "", "expert_used_count"),
         ("gemma4", {"gemma4.attention.key_length_swa": 12}, None, "", "value_length_swa"),
         ("gemma4", {"gemma4.rope.dimension_count_swa": 10}, None, "", "dimension_count_swa"),
+        ("gemma4", {"gemma4.rope.dimension_count_swa": 5}, None, "", "must be even"),
         ("gemma4", {"gemma4.attention.shared_kv_layers": 1}, None, "", "no earlier layer of its"),
         ("gemma4", {}, without("blk.0.attn_k."), "", "blk.0.attn_k.weight"),
         (

@@ -38,6 +38,8 @@ ACTIVATIONS = {
     "gemma3": "gelu_tanh",
     "gpt2": "gelu_tanh",
     "gpt-oss": "swiglu_oai",
+    "cohere2": "silu",
+    "gemma4": "gelu_tanh",
 }
 
 
@@ -65,9 +67,10 @@ def test_every_family_there_and_back(name: str, tmp_path: Path) -> None:
     assert raw(back) == before and "powerinfer.version" not in Gguf(back).metadata
 
 
-def test_gates_and_ups_in_one_matrix(tmp_path: Path) -> None:
-    """Phi-3's dense files, as llama.cpp has them, and the two matrices of a neuron-aware file."""
-    folder = golden("phi3-short", tmp_path / "model")
+@pytest.mark.parametrize(("name", "rows"), [("phi3-short", 80), ("glm4", 40)])
+def test_gates_and_ups_in_one_matrix(name: str, rows: int, tmp_path: Path) -> None:
+    """Dense files as llama.cpp has them, and the two matrices of a neuron-aware file."""
+    folder = golden(name, tmp_path / "model")
     dense = convert(folder, outtype="f32", outfile=tmp_path / "dense.gguf", log=quiet)
     aware = convert(dense, outfile=tmp_path / "aware.gguf", log=quiet)
     direct = convert(folder, bundle=True, outtype="f32", outfile=tmp_path / "b.gguf", log=quiet)
@@ -75,7 +78,7 @@ def test_gates_and_ups_in_one_matrix(tmp_path: Path) -> None:
     for layer in ("blk.0", "blk.1"):
         both = before.pop(f"{layer}.ffn_up.weight")
         parts = [after.pop(f"{layer}.ffn_{part}.weight") for part in ("gate", "up")]
-        assert len(both) == 80 and np.array_equal(both, np.concatenate(parts))
+        assert len(both) == rows and np.array_equal(both, np.concatenate(parts))
     assert {name.replace("down", "down_t") for name in before} == set(after)
     want = logits(dense)
     assert reference.relative_error(logits(aware, sparse="off"), want) < 2e-5
@@ -94,7 +97,7 @@ def test_gates_and_ups_in_one_matrix(tmp_path: Path) -> None:
         convert(mixed, dense=True, outfile=tmp_path / "bad.gguf", log=quiet)
     assert not (tmp_path / "bad.gguf").exists()
     half = convert(mixed, dense=True, outtype="f16", outfile=tmp_path / "half.gguf", log=quiet)
-    assert raw(half)["blk.0.ffn_up.weight"][:2] == ("F16", (32, 80))
+    assert raw(half)["blk.0.ffn_up.weight"][:2] == ("F16", (32, rows))
 
 
 @pytest.mark.parametrize(

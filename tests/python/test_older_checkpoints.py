@@ -69,6 +69,35 @@ def test_gpt2_as_it_was_first_published(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model", "model.language_model"])
+@pytest.mark.parametrize(
+    ("name", "outer", "others"),
+    [
+        ("gemma4-mixture", "gemma4", ("vision_tower.a", "audio_tower.b", "embed_vision.c")),
+        ("ministral3", "mistral3", ("vision_tower.a", "multi_modal_projector.b")),
+    ],
+)
+def test_parts_for_text(
+    name: str, outer: str, others: tuple[str, ...], prefix: str, tmp_path: Path
+) -> None:
+    """Models that see images: their text part is converted as it is alone."""
+    folder = golden(name, tmp_path / "model")
+    alone = convert(folder, outfile=tmp_path / "alone.gguf", log=quiet)
+    text = json.loads((folder / "config.json").read_text())
+    whole = {"model_type": outer, "text_config": text, "vision_config": {"hidden_size": 8}}
+    ids = {key: value for key, value in text.items() if key.endswith("_token_id")}
+    (folder / "config.json").write_text(json.dumps({**whole, **ids, "image_token_id": 9}))
+    weights = load_file(folder / "model.safetensors")
+    weights = {n.replace("model", prefix, 1): w for n, w in weights.items()}
+    weights |= {f"{n}.weight": np.ones(3, np.float32) for n in others[:1]}
+    weights |= {f"model.{n}.weight": np.ones(3, np.float32) for n in others[1:]}
+    save_file(weights, folder / "model.safetensors")
+    notes: list[str] = []
+    found = convert(folder, outfile=tmp_path / "found.gguf", log=notes.append)
+    assert found.read_bytes() == alone.read_bytes()
+    assert any("only the text part is converted" in note for note in notes)
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model", "model.language_model"])
 def test_gemma3_that_sees_images(prefix: str, tmp_path: Path) -> None:
     """Its text part, in a section of config.json, which leaves out what is as usual."""
     folder = golden("gemma3", tmp_path / "model")

@@ -100,7 +100,9 @@ def convert_gguf(
                 "no place for it"
             )
         if (activation or meant) in PLAIN_ONLY and not (dense or vocab_only):
-            raise UnsupportedModelError(f"{path}: neuron rows with {activation or meant}")
+            raise UnsupportedModelError(
+                f"{path}: neuron rows with {activation or meant} are not supported"
+            )
         computes_all = (activation or meant) in SMOOTH and (
             gguf.value("powerinfer.ffn.threshold") is None
         )
