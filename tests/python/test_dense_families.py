@@ -82,6 +82,19 @@ def test_rotating_layers_as_the_file_says(tmp_path: Path) -> None:
             Llama(tmp_path / "bad.gguf", n_ctx=64, verbose=False)
 
 
+def test_windows_of_layers_that_guess_tokens(tmp_path: Path) -> None:
+    """A list of windows may have those of NextN layers, which are not computed."""
+    path = convert(golden("exaone4", tmp_path / "m"), outfile=tmp_path / "a.gguf", log=quiet)
+    pattern = "exaone4.attention.sliding_window_pattern"
+    more = {"exaone4.block_count": 3, "exaone4.nextn_predict_layers": 1}
+    for flags in ([False, True], [False, True, True]):
+        changed(path, tmp_path / "b.gguf", keys={**more, pattern: flags})
+        assert (logits(tmp_path / "b.gguf") == logits(path)).all()
+    changed(path, tmp_path / "b.gguf", keys={**more, pattern: [False, True, True, True]})
+    with pytest.raises(ModelFormatError, match="neither a number nor a flag for each layer"):
+        Llama(tmp_path / "b.gguf", n_ctx=64, verbose=False)
+
+
 def test_xielu(tmp_path: Path) -> None:
     folder = golden("apertus", tmp_path / "m")
     path = convert(folder, outtype="f32", outfile=tmp_path / "a.gguf", log=quiet)

@@ -315,7 +315,9 @@ std::vector<int64_t> read_windows(const Model& model, WindowPattern missing) {
     const int64_t n_layer = model.config.n_layer;
     const ggml::Value* flags = gguf.find(pattern);
     if (flags && flags->is_array()) {
-        if (!(flags->is_bool() || flags->is_integer()) || int64_t(flags->count()) != n_layer) {
+        // As in of_layer(): also of the layers that guess tokens, or not.
+        const int64_t n = int64_t(flags->count()), all = n_layer + model.config.n_nextn;
+        if (!(flags->is_bool() || flags->is_integer()) || (n != n_layer && n != all)) {
             refuse(gguf, Code::format, pattern + " is neither a number nor a flag for each layer");
         }
     } else {
