@@ -116,7 +116,6 @@ STABLELM: dict[str, Any] = {
     "rope_theta": 10000.0,
     "n_tokens": 20,
 }
-TINY: dict[str, Any] = {**SMALL, "intermediate_size": 20, "pad_token_id": 0, "n_tokens": 14}
 PHI3: dict[str, Any] = {
     **SMALL,
     "model_type": "phi3",
@@ -323,9 +322,6 @@ CASES: dict[str, dict[str, Any]] = {
         "n_tokens": 16,
     },
 }
-# Others in the same form, beside TINY.
-_MORE = json.loads((HERE / "tiny_cases.json").read_text())
-CASES |= {name: {**TINY, "seed": 101 + i, **_MORE[name]} for i, name in enumerate(_MORE)}
 
 
 def build(config: dict[str, Any]) -> Any:

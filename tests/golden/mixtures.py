@@ -5,6 +5,8 @@ As in its CASES: what differs from BASE.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 TINY: dict[str, Any] = {
@@ -160,3 +162,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
         },
     },
 }
+# Dense families, and Gemma 4; their seeds do not depend on what stands before them.
+_MORE = json.loads((Path(__file__).parent / "tiny_cases.json").read_text())
+_USUAL = {**TINY, "intermediate_size": 20, "n_tokens": 14}
+MIXTURES |= {name: {**_USUAL, "seed": 101 + i, **_MORE[name]} for i, name in enumerate(_MORE)}

@@ -48,7 +48,7 @@ class Gemma4(Llama):
         self.first_shared = self.n_layer - self.n_shared
         wide = full.flag("use_double_wide_mlp")
         self.widths = [
-            self.n_ff * (2 if wide and i >= self.first_shared > 0 else 1)
+            self.n_ff_dense * (2 if wide and i >= self.first_shared > 0 else 1)
             for i in range(self.n_layer)
         ]
         self.read_experts(full)
@@ -68,7 +68,7 @@ class Gemma4(Llama):
         if config.flag("enable_moe_block"):
             self.n_expert = config.integer("num_experts")
             self.n_expert_used = config.integer("top_k_experts")
-            self.expert_ff = config.integer("moe_intermediate_size")
+            self.n_ff = self.expert_ff = config.integer("moe_intermediate_size")
 
     def read_window(self) -> tuple[int, list[bool]]:
         return layer_windows(self.config, self.n_layer, _PERIOD, last_sees_all=True)
@@ -120,7 +120,7 @@ class Gemma4(Llama):
         self, weights: Weights, theirs: str, block: str, transpose_down: bool
     ) -> Iterator[Output]:
         i = int(block.removeprefix("blk."))
-        self.n_ff = self.widths[i]
+        self.n_ff_dense = self.widths[i]
 
         def norm(name: str, ours: str) -> Iterator[Output]:
             return self.norm(weights, f"{theirs}.{name}", f"{block}.{ours}")
