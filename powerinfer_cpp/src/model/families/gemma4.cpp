@@ -130,6 +130,12 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
         add_attention(w, i, windows);
         if (w.has_experts(i)) {
             add_experts(w, i);
+        } else if (w.has(blk(i, "ffn_gate_inp.weight"))) {
+            throw ggml::Error(
+                ggml::Code::format,
+                ggml::format("%s: layer %lld has a router, but no experts by the keys "
+                             "%s.expert_count and leading_dense_block_count",
+                             m.file.gguf.path().c_str(), (long long)i, c.architecture.c_str()));
         } else {
             LayerPart& ffn = w.add_feed_forward(i, "ffn_norm");
             w.ffn(i, true);
