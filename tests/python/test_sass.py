@@ -35,6 +35,7 @@ SLOW = {
     "matmul_kernel<Q6_K, 8>": (0.59, EIGHT_ROWS),
     "matmul_kernel<IQ4_NL, 8>": (0.80, EIGHT_ROWS),
     "matmul_kernel<IQ4_XS, 8>": (0.86, EIGHT_ROWS),
+    "matmul_kernel<MXFP4, 8>": (0.85, EIGHT_ROWS),
     "down_kernel<Q4_0>": (0.55, WIDENED),
     "down_kernel<Q5_0>": (0.55, WIDENED),
     "down_kernel<Q2_K>": (1.03, WIDENED),
@@ -43,6 +44,7 @@ SLOW = {
     "down_kernel<Q5_K>": (0.56, WIDENED),
     "down_kernel<IQ4_NL>": (0.73, WIDENED),
     "down_kernel<IQ4_XS>": (0.79, WIDENED),
+    "down_kernel<MXFP4>": (0.78, WIDENED),
     "attention_kernel<F16, 1, 0>": (0.63, ODD),
     "attention_kernel<Q8_0, 8, 1>": (0.52, BLOCKS),
 }

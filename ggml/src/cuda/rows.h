@@ -30,20 +30,21 @@ constexpr bool has_table(DType type) {
     return type == DType::IQ4_NL || type == DType::IQ4_XS || type == DType::MXFP4;
 }
 
-// Four neighbouring values of a table as bytes of a word.
-constexpr unsigned table_word(const int8_t (&table)[16], int i) {
-    return unsigned(uint8_t(table[i])) | unsigned(uint8_t(table[i + 1])) << 8 |
-           unsigned(uint8_t(table[i + 2])) << 16 | unsigned(uint8_t(table[i + 3])) << 24;
+// Four neighbouring entries of a type's table, less its bias, as bytes of a word.
+constexpr unsigned table_word(DType type, int i) {
+    unsigned word = 0;
+    for (int k = 3; k >= 0; k--) {
+        word = word << 8 | uint8_t(type == DType::MXFP4 ? kE2M1[i + k] - 16 : kIQ4[i + k]);
+    }
+    return word;
 }
 
 // The table of a type by nibble: what the lower nibbles of the bytes of `word` stand for, and the
 // upper ones.
 template <DType type>
 __device__ inline void table_values(unsigned word, unsigned& low, unsigned& high) {
-    constexpr auto at = [](int i) {
-        return type == DType::MXFP4 ? table_word(kE2M1, i) : table_word(kIQ4, i);
-    };
-    constexpr unsigned first = at(0), second = at(4), third = at(8), fourth = at(12);
+    constexpr unsigned first = table_word(type, 0), second = table_word(type, 4),
+                       third = table_word(type, 8), fourth = table_word(type, 12);
     // __byte_perm takes four bytes of eight: by the lower three bits from both halves of the table,
     // and by the fourth bit from one of the two.
     const unsigned place = word & 0x77777777, half = 0x32103210 | (word >> 1 & 0x44444444);
@@ -109,9 +110,7 @@ __device__ inline Group load_group(const uint8_t* row, const PlaneOffsets& at, i
                 g.d[0] = half_to_float(load<f16_t>(scale));
             }
             g.d[1] = g.d[0];
-            constexpr float offset = type == DType::Q4_0                           ? -8
-                                     : type == DType::Q5_0 || type == DType::MXFP4 ? -16
-                                                                                   : 0;
+            constexpr float offset = type == DType::Q4_0 ? -8 : type == DType::Q5_0 ? -16 : 0;
             g.m[0] = g.m[1] = g.d[0] * offset;
         }
     } else if constexpr (type == DType::Q4_K || type == DType::Q5_K) {
@@ -147,7 +146,7 @@ constexpr bool has_one_scale(DType type) {
 
 // Quants of these types are signed bytes, without an offset; those of the others are not.
 constexpr bool has_signed_quants(DType type) {
-    return type == DType::Q8_0 || type == DType::IQ4_NL || type == DType::IQ4_XS;
+    return type == DType::Q8_0 || has_table(type);
 }
 
 // Weight i of a group; exactly what the reference codec gives.

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "ggml/blocks.h"
+#include "ggml/math.h"
 #include "quants.h"
 
 namespace ggml {
@@ -15,9 +16,11 @@ void encode_mxfp4(const float* src, void* dst, int64_t n) {
         const float* x = src + b * kQ;
         float largest = 0;
         for (int i = 0; i < kQ; i++) largest = std::max(largest, std::fabs(x[i]));
-        // Of smaller magnitudes than those of exponent 0 the public quantiser makes large numbers.
-        const float e = std::floor(std::log2(largest)) + 125;
-        BlockMXFP4 block{uint8_t(std::clamp(e, 0.f, 254.f)), {}};
+        // The logarithm to base 2, rounded to a float as there: what is nearly a power of two
+        // counts as one. Of magnitudes below those of exponent 0 the public quantiser makes large
+        // numbers.
+        const float power = float(log_f64(double(largest)) * 1.4426950408889634);
+        BlockMXFP4 block{uint8_t(std::clamp(std::floor(power) + 125, 0.f, 254.f)), {}};
         const float d = power_of_two(block.e);
         for (int i = 0; i < kQ; i++) {
             int best = 0;
