@@ -45,15 +45,18 @@ class ErnieMoe(Mixture):
     def __init__(self, config: Config):
         super().__init__(config)
         self.qkv_bias = self.o_bias = self.mlp_bias = config.flag("use_bias")
-        first = config.integer("moe_layer_start_index", default=1, least=0)
-        last = config.integer("moe_layer_end_index", default=-1, least=-1)
-        self.step = config.integer("moe_layer_interval", default=1)
-        end = self.n_layer if last == -1 else last + 1
-        self.dense = [(i + 1) % self.step != 0 or not first <= i < end for i in range(self.n_layer)]
         self.share(config.integer("moe_num_shared_experts", default=2, least=0))
         if config.values.get("moe_gate") not in (None, "topk"):
             raise self.refuse("ernie4_5_moe that chooses in another way (moe_gate)")
         config.known("moe_use_aux_free", "moe_norm_min", *_OF_TRAINING)
+
+    def dense_layers(self) -> list[bool]:
+        config, n = self.config, self.n_layer
+        first = config.integer("moe_layer_start_index", default=1, least=0)
+        last = config.integer("moe_layer_end_index", default=-1, least=-1)
+        step = self.step = config.integer("moe_layer_interval", default=1)
+        end = n if last == -1 else last + 1
+        return [(i + 1) % step != 0 or not first <= i < end for i in range(n)]
 
     def entries(self) -> Iterator[Entry]:
         yield from super().entries()

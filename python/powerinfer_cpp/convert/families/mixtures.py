@@ -18,7 +18,7 @@ SIGMOID = 2  # expert_gating_func
 class Mixture(Llama):
     """A subclass names config.json's keys and the checkpoint's tensors.
 
-    n_ff is the width of an expert. dense: the layers that have no experts.
+    n_ff is the width of an expert.
     """
 
     expert_keys = ("num_experts", "num_local_experts")  # how many there are,
@@ -40,7 +40,9 @@ class Mixture(Llama):
         self.n_expert_used = config.integer_of_layers(*self.used_keys)
         self.n_ff = self.read_n_ff_expert()
         self.n_shared, self.n_ff_shared = 0, 0  # together as wide
-        self.dense = [False] * self.n_layer
+        self.dense = self.dense_layers()
+        if all(self.dense):
+            raise self.refuse(f"{self.architecture} without a layer of experts")
         self.normalise = self.normalises
         self.expert_scale = 1.0
         self.groups = (1, 1)  # and those of which experts are chosen
@@ -50,6 +52,10 @@ class Mixture(Llama):
 
     def read_n_ff_expert(self) -> int:
         return self.config.integer_of_layers(*self.width_keys)
+
+    def dense_layers(self) -> list[bool]:
+        """Which layers have no experts."""
+        return [False] * self.n_layer
 
     def read_normalise(self) -> None:
         """For architectures of which llama.cpp's files do not say it."""
@@ -131,11 +137,14 @@ class QwenMoe(Mixture):
     def __init__(self, config: Config):
         super().__init__(config)
         self.read_normalise()
+
+    def dense_layers(self) -> list[bool]:
+        config = self.config
         step = config.integer("decoder_sparse_step", default=1)
         plain = config.values.get("mlp_only_layers") or []
         if not isinstance(plain, list) or not all(type(i) is int for i in plain):
             raise ModelFormatError(f"{config.path}: mlp_only_layers must be a list of integers")
-        self.dense = [i in plain or (i + 1) % step != 0 for i in range(self.n_layer)]
+        return [i in plain or (i + 1) % step != 0 for i in range(self.n_layer)]
 
 
 class Qwen3Moe(QwenMoe, Qwen3):
@@ -222,7 +231,7 @@ class MiniMaxM2(WholeRowNorms, Mixture):
 class GroupedMixture(Mixture):
     """The router of DeepSeek V3: sigmoids, a bias for the choice, groups of experts, a scale."""
 
-    expert_keys = ("n_routed_experts",)
+    expert_keys = ("n_routed_experts", "num_local_experts")
     choice_bias = "gate.e_score_correction_bias"
     shared = "mlp.shared_experts"
     gating = SIGMOID
@@ -239,13 +248,15 @@ class GroupedMixture(Mixture):
             config.integer("n_group", default=1),
             config.integer("topk_group", default=1),
         )
-        n_dense = config.integer("first_k_dense_replace", default=self.default_dense, least=0)
-        self.dense = [i < n_dense for i in range(self.n_layer)]
         self.share(config.integer("n_shared_experts", default=self.default_shared, least=0))
         if config.values.get("scoring_func") not in (None, "sigmoid", "noaux_tc"):
             raise self.refuse(f"{self.architecture} whose scores are no sigmoids (scoring_func)")
         if config.values.get("topk_method") not in (None, "noaux_tc"):
             raise self.refuse(f"{self.architecture} that chooses in another way (topk_method)")
+
+    def dense_layers(self) -> list[bool]:
+        n = self.config.integer("first_k_dense_replace", default=self.default_dense, least=0)
+        return [i < n for i in range(self.n_layer)]
 
 
 class Glm4Moe(GroupedMixture):
