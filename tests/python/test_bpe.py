@@ -79,7 +79,7 @@ SAME = {  # further names and the rule that each shares
     "gpt-2": "phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat roberta-bpe jina-v2-de",
     "starcoder": "refact command-r smollm codeshell exaone minerva-7b",
     "llama-bpe": "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
-    "gpt-4o": "llama4 kanana2",
+    "gpt-4o": "llama4 kanana2 minimax-m2",
     "qwen2": "deepseek-r1-qwen megrez kormo stablelm2 hunyuan grok-2 solar-open",
 }
 

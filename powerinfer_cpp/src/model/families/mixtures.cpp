@@ -36,6 +36,15 @@ void weights_plain(Model& m, std::vector<WeightSpec>& specs) {
     llama_weights(m, specs, {});
 }
 
+void head_bias(Model& m, std::vector<WeightSpec>& specs) {
+    Weights(m, specs).optional(Part::head, "output.bias", m.config.n_vocab, &m.output_bias);
+}
+
+void weights_ernie_mixture(Model& m, std::vector<WeightSpec>& specs) {
+    llama_weights(m, specs, {});
+    head_bias(m, specs);
+}
+
 // The weights of experts are what the softmax over all gives.
 void weights_qwen2(Model& m, std::vector<WeightSpec>& specs) {
     LayerForm form;
@@ -83,7 +92,7 @@ void weights_minimax(Model& m, std::vector<WeightSpec>& specs) {
 
 void weights_phi(Model& m, std::vector<WeightSpec>& specs) {
     llama_weights(m, specs, {});
-    Weights(m, specs).optional(Part::head, "output.bias", m.config.n_vocab, &m.output_bias);
+    head_bias(m, specs);
     const double mixer = m.file.gguf.number("powerinfer.router.mixer", 0, 1, kPhiMixer);
     for (Layer& layer : m.layers) {
         if (auto* router = layer.find<Router>()) router->how.mixer = float(mixer);
@@ -97,7 +106,8 @@ const std::vector<Family> kMixtureFamilies = {
     {"qwen2moe", Activation::silu, Activation::relu, configure_mixture, weights_qwen2},
     {"olmoe", Activation::silu, Activation::relu, configure_mixture, weights_olmoe},
     {"ernie4_5", Activation::silu, Activation::relu, configure_llama, weights_plain},
-    {"ernie4_5-moe", Activation::silu, Activation::relu, configure_ernie_mixture, weights_plain},
+    {"ernie4_5-moe", Activation::silu, Activation::relu, configure_ernie_mixture,
+     weights_ernie_mixture},
     {"hunyuan-dense", Activation::silu, Activation::relu, configure_halves, weights_hunyuan},
     {"hunyuan-moe", Activation::silu, Activation::relu, configure_mixture, weights_hunyuan},
     {"minimax-m2", Activation::silu, Activation::relu, configure_mixture, weights_minimax},

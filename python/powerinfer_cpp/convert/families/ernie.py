@@ -44,7 +44,8 @@ class ErnieMoe(Mixture):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        self.qkv_bias = self.o_bias = self.mlp_bias = config.flag("use_bias")
+        bias = config.flag("use_bias")
+        self.qkv_bias = self.o_bias = self.mlp_bias = self.head_bias = bias
         self.share(config.integer("moe_num_shared_experts", default=2, least=0))
         if config.values.get("moe_gate") not in (None, "topk"):
             raise self.refuse("ernie4_5_moe that chooses in another way (moe_gate)")

@@ -15,7 +15,7 @@ class Hunyuan(Llama):
     default_eps = 1e-5
 
     def __init__(self, config: Config):
-        super().__init__(config)
+        super().__init__(config.completed(head_dim=config.values.get("attention_head_dim")))
         self.head_norms = config.flag("use_qk_norm", True)
         if config.flag("use_cla"):
             raise self.refuse("hunyuan whose layers share keys (use_cla)")

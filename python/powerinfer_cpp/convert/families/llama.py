@@ -51,6 +51,7 @@ class Llama(Family):
         bias = config.flag("attention_bias")
         self.qkv_bias, self.o_bias = bias, bias
         self.mlp_bias = config.flag("mlp_bias")
+        self.head_bias = False
         self.head_norms = False
 
     def read_norm_eps(self) -> float:
@@ -70,6 +71,11 @@ class Llama(Family):
             yield from self.layer(weights, f"{self.prefix}.layers.{i}", f"blk.{i}", transpose_down)
         yield from self.norm(weights, f"{self.prefix}.norm", "output_norm", self.norm_bias)
         yield from self.head(weights)
+
+    def head(self, weights: Weights) -> Iterator[Output]:
+        yield from super().head(weights)
+        if self.head_bias:
+            yield from_weight("output.bias", weights.take("lm_head.bias", self.n_vocab))
 
     def layer(
         self, weights: Weights, theirs: str, block: str, transpose_down: bool

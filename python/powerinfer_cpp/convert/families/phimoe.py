@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from ..config import Config
 from ..rope import Rope
-from ..tensors import Output, Weights, from_weight
 from ..writer import Entry, float32
 from .llama import Mistral
 from .mixtures import Mixture
@@ -49,8 +48,3 @@ class PhiMoe(Mixture, Mistral):
         yield from super().entries()
         if self.jitter != _JITTER:
             yield float32("powerinfer.router.mixer", 2 * self.jitter)
-
-    def head(self, weights: Weights) -> Iterator[Output]:
-        yield from super().head(weights)
-        if self.head_bias:
-            yield from_weight("output.bias", weights.take("lm_head.bias", self.n_vocab))
