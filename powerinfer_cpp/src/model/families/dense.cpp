@@ -16,15 +16,6 @@ constexpr int64_t kPeriod = 4;  // of layers of another kind, where the file doe
 
 using Specs = std::vector<WeightSpec>;
 
-void configure(const ggml::Gguf& gguf, Config& c) {
-    c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
-}
-
-void configure_halves(const ggml::Gguf& gguf, Config& c) {
-    configure(gguf, c);
-    c.rope_pairs = ggml::RopePairs::halves;
-}
-
 // The layers, with their windows; finish(i, attention) adds what is special in layer i.
 template <typename F>
 void weights_of(Model& m, Specs& specs, const LayerForm& form, int64_t period, const F& finish) {
@@ -60,7 +51,7 @@ void weights_smollm3(Model& m, Specs& specs) {
 // Ministral 3: queries grow behind the context of the training. YaRN's factor of cosine and sine is
 // divided by what it would be with this multiplier of its logarithm, as in DeepSeek's.
 void configure_mistral3(const ggml::Gguf& gguf, Config& c) {
-    configure(gguf, c);
+    configure_llama(gguf, c);
     RopeScaling& r = c.rope_scaling;
     const double multiplier =
         gguf.number(c.architecture + ".rope.scaling.yarn_log_multiplier", 0, 1e3, 0);
@@ -170,10 +161,10 @@ void weights_apertus(Model& m, Specs& specs) {
 }  // namespace
 
 const std::vector<Family> kDenseFamilies = {
-    {"smollm3", Activation::silu, Activation::relu, configure, weights_smollm3},
+    {"smollm3", Activation::silu, Activation::relu, configure_llama, weights_smollm3},
     {"mistral3", Activation::silu, Activation::relu, configure_mistral3, weights_mistral3},
     {"seed_oss", Activation::silu, Activation::relu, configure_halves, weights_seed_oss},
-    {"glm4", Activation::silu, Activation::relu, configure, weights_glm4},
+    {"glm4", Activation::silu, Activation::relu, configure_llama, weights_glm4},
     {"olmo2", Activation::silu, Activation::relu, configure_olmo2, weights_olmo2},
     {"exaone4", Activation::silu, Activation::relu, configure_halves, weights_exaone4},
     {"cohere2", Activation::silu, Activation::relu, configure_cohere2, weights_cohere2},
