@@ -357,6 +357,19 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "falcon": {"activation": "gelu"},
     "gpt2": {},
+    "gpt_oss": {
+        **_LLAMA,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "opt": {},
     "stablelm": {"partial_rotary_factor": 0.25},
 }
