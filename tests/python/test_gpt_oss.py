@@ -92,6 +92,38 @@ def keys(folder: Path, **changes: Any) -> dict[str, Any]:
         return dict(file.metadata)
 
 
+def test_keys(tmp_path: Path) -> None:
+    found = keys(tmp_path / "m")
+    for key, value in {
+        "expert_count": 3,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 32,
+        "attention.key_length": 10,
+        "attention.sliding_window": 7,
+        "attention.sliding_window_pattern": None,
+        "rope.scaling.yarn_beta_fast": 8.0,
+    }.items():
+        assert found.get(f"gpt-oss.{key}") == value, key
+    assert found["powerinfer.rope.yarn_truncate"] is False
+    assert "powerinfer.ffn.activation" not in found
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"swiglu_limit": 5.0}, "swiglu_limit of 5"),
+        ({"swiglu_alpha": 1.0}, "swiglu_alpha of 1"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config of 'gptq'"),
+        ({"num_local_experts": 4}, "router.weight has shape"),
+        ({"intermediate_size": 64}, "gate_up_proj has shape"),
+    ],
+)
+def test_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelFormatError, match=words) as caught:
+        keys(tmp_path / "m", **changes)
+    assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
 def test_what_a_configuration_leaves_out(tmp_path: Path) -> None:
     """Without a rotation the model's own YaRN; without kinds of layers a window in every second."""
     found = keys(tmp_path / "a", rope_scaling=None, rope_theta=None, layer_types=None)
