@@ -135,6 +135,14 @@ inline std::vector<Shape> shapes() {
     });
     add([](Shape& s) { s.biases = true, s.n_head_kv = 2, s.head_dim = 32, s.type = DType::Q4_0; });
     add([](Shape& s) { s.architecture = "bamboo", s.n_head_kv = 2, s.type = DType::Q4_0; });
+    add([](Shape& s) {  // latents, with rows that fill no strips
+        s.architecture = "deepseek2", s.n_head_kv = 1, s.head_dim = 10, s.type = DType::F16;
+        s.kv_rank = 13, s.n_rot = 6, s.v_dim = 9;
+    });
+    add([](Shape& s) {
+        s.architecture = "deepseek2", s.n_head = 8, s.n_head_kv = 1, s.head_dim = 32;
+        s.kv_rank = 64, s.q_rank = 32, s.n_rot = 32, s.v_dim = 28, s.type = DType::Q4_0;
+    });
     for (DType type : {DType::F32, DType::Q8_0}) {
         add([&](Shape& s) { s.n_expert = 5, s.window = 30, s.type = type; });
     }

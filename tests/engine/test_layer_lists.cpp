@@ -1,7 +1,6 @@
 // Nine models of today as lists of parts, with the sizes that are published: pages of keys and
 // values, scratch memory, blocks and recordings take what sums by hand say. Only sizes are here, no
-// weights. Kinds of parts that have no code yet (Mamba-2, delta nets) are left out of their layers;
-// a latent cache is one key head of the latent's width without values.
+// weights. Kinds of parts that have no code yet (Mamba-2, delta nets) are left out of their layers.
 #include "engine/sessions.h"
 #include "memory/kv_pages.h"
 #include "memory/workspace.h"
@@ -106,16 +105,17 @@ void check(const char* name, int64_t n_embd, int64_t n_layer, std::vector<Rope> 
     // Without the batch, the 8-bit form of inputs and the room of attention, whose sizes no sum by
     // hand has.
     const LargestSizes sizes = largest_sizes(m.layers);
-    const int64_t widest = std::max({n_embd, sizes.out_dim, sizes.n_ff});
+    const int64_t widest = std::max({n_embd, sizes.out_dim, sizes.by_head, sizes.n_ff});
     const int64_t cols = (widest + ggml::kQ - 1) / ggml::kQ * ggml::kQ;
     const auto bytes = [&](int32_t rows) {
         params.n_ubatch = rows;
-        return int64_t(
-            ggml::carved_bytes<Workspace>(m, params, 2, false) -
-            ggml::carved_bytes<Batch>(int64_t(rows)) -
-            ggml::carved_bytes<ggml::InputBuffer>(int64_t(rows), cols) -
-            ggml::carved_bytes<ggml::AttentionScratch>(2, int64_t(rows), int64_t(params.n_ctx),
-                                                       sizes.n_head, sizes.head_dim, sizes.q_dim));
+        return int64_t(ggml::carved_bytes<Workspace>(m, params, 2, false) -
+                       ggml::carved_bytes<Batch>(int64_t(rows)) -
+                       ggml::carved_bytes<ggml::InputBuffer>(int64_t(rows), cols) -
+                       ggml::carved_bytes<ggml::AttentionScratch>(
+                           2, int64_t(rows), int64_t(params.n_ctx),
+                           ggml::AttentionSizes{sizes.n_head, sizes.head_dim, sizes.v_head_dim,
+                                                sizes.attended, kKvPage * 2 * sizes.latent}));
     };
     // 256 more rows, so that what is there once does not count.
     const int64_t more = (bytes(512) - bytes(256)) / 256;
@@ -136,8 +136,9 @@ void check(const char* name, int64_t n_embd, int64_t n_layer, std::vector<Rope> 
 }
 
 // scratch by hand: 4 n (stream, its norm, two results) + q + attended + k + v + 2 ff + a table of
-// each RoPE; with experts 2 E (scores, what chooses) + 4 used (chosen ones and their weights, as
-// rows and by expert) + 1 (a share) + 3 n (rows of one).
+// each RoPE; with latents attended and heads apart are those of latents; with experts 2 E (scores,
+// what chooses) + 4 used (chosen ones and their weights, as rows and by expert) + 1 (a share) + 3 n
+// (rows of one).
 
 void test_falcon_7b() {  // parallel
     check("Falcon 7B", 4544, 32, {{10000, 64}},
@@ -188,21 +189,26 @@ void test_gpt_oss_20b() {  // a window in every second layer
 }
 
 void test_deepseek_v2_lite() {  // a latent cache, the first layer dense, shared experts
-    check("DeepSeek V2-Lite", 2048, 27, {{10000, 64}},
-          [](auto& parts, int64_t i) {
-              LayerPart latent = attention(16, 1, 576);
-              std::get<Attention>(latent.op).v_head_dim = 0;
-              parts.push_back(latent);
-              if (i == 0) {
-                  parts.push_back(ffn(10944));
-                  return;
-              }
-              parts.push_back(router(64, 6));
-              parts.push_back(beside(ffn(2 * 1408), true));
-              parts.push_back(experts(64, 6, 1408));
-          },
-          {27 * 576 * 2, 4 * 2048 + 16 * 576 + 576 + 2 * 10944 + 64 + 2 * 64 + 4 * 6 + 1 + 3 * 2048,
-           1 + 26 * 65, 1 + 26 * 2, 1368 + 26 * (352 + 64 * 176)});
+    check(
+        "DeepSeek V2-Lite", 2048, 27, {{10000, 64}},
+        [](auto& parts, int64_t i) {
+            LayerPart latent = attention(16, 1, 576);
+            auto& a = std::get<Attention>(latent.op);
+            a.v_head_dim = 512;
+            a.latent.emplace();
+            a.latent->nope = a.latent->out = 128;
+            parts.push_back(latent);
+            if (i == 0) {
+                parts.push_back(ffn(10944));
+                return;
+            }
+            parts.push_back(router(64, 6));
+            parts.push_back(beside(ffn(2 * 1408), true));
+            parts.push_back(experts(64, 6, 1408));
+        },
+        {27 * 576 * 2,
+         4 * 2048 + 16 * 576 + 2 * 16 * 512 + 576 + 2 * 10944 + 64 + 2 * 64 + 4 * 6 + 1 + 3 * 2048,
+         1 + 26 * 65, 1 + 26 * 2, 1368 + 26 * (352 + 64 * 176)});
 }
 
 void test_nemotron_3_nano() {  // one part a layer: 6 of attention, 23 of experts, 23 of Mamba-2

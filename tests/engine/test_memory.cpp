@@ -63,9 +63,10 @@ void test_plan(const Shape& shape) {
     uint64_t file = 0, padding = 0;
     for (const tiny::Tensor& t : d.tensors) {
         file += t.bytes.size();
-        padding += 64;
-        if (t.ne.size() == 2 && ggml::has_strips(t.type)) {
-            padding += uint64_t(-t.ne[1] & 7) * uint64_t(ggml::info(t.type).size(t.ne[0]));
+        const auto n = uint64_t(t.ne.size() == 3 ? t.ne[2] : 1);  // experts, or heads of latents
+        padding += n * 64;
+        if (t.ne.size() >= 2 && ggml::has_strips(t.type)) {
+            padding += n * uint64_t(-t.ne[1] & 7) * uint64_t(ggml::info(t.type).size(t.ne[0]));
         }
     }
     CHECK(weights >= file && weights <= file + padding);

@@ -20,7 +20,10 @@ std::vector<Shape> predicted_shapes() {
     experts = plain, experts.n_expert = 5, experts.n_ff = 64;
     window = plain, window.architecture = "llama", window.window = 30, window.type = DType::Q8_0;
     window.n_ff = 128, window.n_layer = 3;
-    return {plain, experts, window};
+    Shape latents = plain;
+    latents.architecture = "deepseek2", latents.n_head_kv = 1, latents.head_dim = 32;
+    latents.kv_rank = 64, latents.n_rot = 32, latents.v_dim = 20;
+    return {plain, experts, window, latents};
 }
 
 pi_session_params with_mode(pi_sparse mode, DType kv = DType::F16) {

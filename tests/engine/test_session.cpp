@@ -241,7 +241,7 @@ void test_keys_refused() {
     };
     contradiction("llama.attention.head_count_kv", 3, "3 key heads");
     contradiction("llama.attention.head_count", 5, "5 attention heads");
-    contradiction("llama.attention.value_length", 8, "values of different lengths");
+    contradiction("llama.attention.value_length", 8, "attn_v.weight");
     contradiction("llama.rope.dimension_count", 7, "dimension_count must be even");
     contradiction("llama.embedding_length", 32, "token_embd.weight");
     contradiction("llama.feed_forward_length", 95, "ffn_gate.weight");

@@ -39,6 +39,9 @@ struct Shape {
     bool sketch = false;         // random sketches as predictors
     bool decided = false;        // their scores are far from 0, so that rounding changes no mask
     uint32_t window = 0;         // of attention; 0: all positions
+    // For deepseek2: the ranks of latents (q_rank 0: none of queries), the values of a head that
+    // rotate, beside head_dim that do not, and those that it gives.
+    int64_t kv_rank = 0, q_rank = 0, n_rot = 0, v_dim = 0;
 };
 
 struct Tensor {
@@ -104,7 +107,18 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
     d.keys[a + ".attention.head_count"] = uint32_t(s.n_head);
     d.keys[a + ".attention.head_count_kv"] = uint32_t(s.n_head_kv);
     d.keys[a + ".attention.layer_norm_rms_epsilon"] = 1e-5f;
-    if (q_dim != s.n_embd) {
+    if (s.kv_rank) {
+        const auto key = [&](const char* name, int64_t value) {
+            d.keys[a + name] = uint32_t(value);
+        };
+        key(".attention.kv_lora_rank", s.kv_rank);
+        if (s.q_rank) key(".attention.q_lora_rank", s.q_rank);
+        key(".attention.key_length", s.kv_rank + s.n_rot);
+        key(".attention.value_length", s.kv_rank);
+        key(".attention.key_length_mla", s.head_dim + s.n_rot);
+        key(".attention.value_length_mla", s.v_dim);
+        key(".rope.dimension_count", s.n_rot);
+    } else if (q_dim != s.n_embd) {
         d.keys[a + ".attention.key_length"] = uint32_t(s.head_dim);
         d.keys[a + ".attention.value_length"] = uint32_t(s.head_dim);
     }
@@ -131,10 +145,29 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
     for (int64_t i = 0; i < s.n_layer; i++) {
         const std::string blk = "blk." + std::to_string(i) + ".";
         add(blk + "attn_norm.weight", DType::F32, {s.n_embd}, 1, 0.2f);
-        matrix(blk + "attn_q.weight", q_dim, s.n_embd, 1.5f);
-        matrix(blk + "attn_k.weight", kv_dim, s.n_embd, 1.5f);
-        matrix(blk + "attn_v.weight", kv_dim, s.n_embd);
-        matrix(blk + "attn_output.weight", s.n_embd, q_dim);
+        if (s.kv_rank) {
+            const int64_t q = s.n_head * (s.head_dim + s.n_rot);
+            if (s.q_rank) {
+                matrix(blk + "attn_q_a.weight", s.q_rank, s.n_embd);
+                add(blk + "attn_q_a_norm.weight", DType::F32, {s.q_rank}, 1, 0.2f);
+                matrix(blk + "attn_q_b.weight", q, s.q_rank, 1.5f);
+            } else {
+                matrix(blk + "attn_q.weight", q, s.n_embd, 1.5f);
+            }
+            matrix(blk + "attn_kv_a_mqa.weight", s.kv_rank + s.n_rot, s.n_embd);
+            add(blk + "attn_kv_a_norm.weight", DType::F32, {s.kv_rank}, 1, 0.2f);
+            const auto heads = [&](const char* name, int64_t rows, int64_t cols) {
+                add(blk + name, s.type, {cols, rows, s.n_head}, 0, 1 / std::sqrt(float(cols)));
+            };
+            heads("attn_k_b.weight", s.kv_rank, s.head_dim);
+            heads("attn_v_b.weight", s.v_dim, s.kv_rank);
+            matrix(blk + "attn_output.weight", s.n_embd, s.n_head * s.v_dim);
+        } else {
+            matrix(blk + "attn_q.weight", q_dim, s.n_embd, 1.5f);
+            matrix(blk + "attn_k.weight", kv_dim, s.n_embd, 1.5f);
+            matrix(blk + "attn_v.weight", kv_dim, s.n_embd);
+            matrix(blk + "attn_output.weight", s.n_embd, q_dim);
+        }
         bias(blk + "attn_q.bias", q_dim);
         bias(blk + "attn_k.bias", kv_dim);
         bias(blk + "attn_v.bias", kv_dim);

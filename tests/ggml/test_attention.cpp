@@ -14,17 +14,20 @@ namespace {
 struct Pages {
     static constexpr int64_t kPositions = 900, kPages = (kPositions + kKvPage - 1) / kKvPage;
 
-    Pages(DType type, int64_t n_head_kv, int64_t head_dim)
-        : width(n_head_kv * head_dim), k{type, n_head_kv, head_dim, nullptr, nullptr, 0} {
-        const int64_t half = n_head_kv * k.head_bytes();
-        k.page_stride = 2 * half + 64;  // a gap, as for another layer
+    Pages(DType type, int64_t n_head_kv, int64_t head_dim, int64_t v_head_dim)
+        : width(n_head_kv * head_dim),
+          v_width(n_head_kv * v_head_dim),
+          k{type, n_head_kv, head_dim, v_head_dim, nullptr, nullptr, 0} {
+        const int64_t keys = n_head_kv * k.key_run();
+        // A gap, as for another layer.
+        k.page_stride = keys + n_head_kv * k.value_run() + 64;
         bytes.resize(size_t(2 * kPages * k.page_stride));
         k.k = bytes.data();
-        k.v = bytes.data() + half;
+        k.v = bytes.data() + keys;
         for (int32_t s = 0; s < 2; s++) {
             for (int32_t i = 0; i < kPages; i++) pages[s][i] = 2 * (kPages - 1 - i) + s;
             key[s] = rounded(random_floats(kPositions * width, 2), type);
-            value[s] = rounded(random_floats(kPositions * width, 2), type);
+            value[s] = rounded(random_floats(kPositions * v_width, 2), type);
             std::vector<KvSlot> slots;
             for (int64_t p = 0; p < kPositions; p++) {
                 slots.push_back({pages[s][p / kKvPage], int32_t(p % kKvPage)});
@@ -32,7 +35,7 @@ struct Pages {
             Context context(1 + s);
             store_kv(context, k, slots.data(), 70, key[s].data(), value[s].data());
             store_kv(context, k, slots.data() + 70, kPositions - 70, key[s].data() + 70 * width,
-                     value[s].data() + 70 * width);
+                     value[s].data() + 70 * v_width);
         }
     }
     // Values after encoding and decoding; encoding these again is exact.
@@ -43,11 +46,11 @@ struct Pages {
         return values;
     }
 
-    int64_t width;
+    int64_t width, v_width;
     KvLayer k;
     std::vector<uint8_t> bytes;
     int32_t pages[2][kPages];
-    Floats key[2], value[2];  // [positions, n_head_kv, head_dim]
+    Floats key[2], value[2];  // [positions, n_head_kv, head_dim | v_head_dim]
 };
 
 // Values as 8-bit activations have them.
@@ -101,9 +104,12 @@ double rounded_weights(const Floats& value, int64_t width, int64_t column, int64
     return all;
 }
 
+// v_head_dim: 0 for that of keys.
 void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_dim,
-                    int64_t window = 0, float softcap = 0, bool with_sinks = false) {
-    const Pages kv(type, n_head_kv, head_dim);
+                    int64_t window = 0, float softcap = 0, bool with_sinks = false,
+                    int64_t v_head_dim = 0) {
+    if (v_head_dim == 0) v_head_dim = head_dim;
+    const Pages kv(type, n_head_kv, head_dim, v_head_dim);
     // The first position, positions around the ends of pages and blocks, several pages, of both
     // sequences in turn; then rows that follow each other, as in prompts: within a block, across
     // blocks, and a few.
@@ -115,6 +121,7 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
     for (int64_t p = 897; p <= 900; p++) positions.push_back(p);
     const auto sequence = [&](int64_t t) { return t < apart ? t % 2 : 0; };
     const int64_t rows = int64_t(positions.size()), width = n_head * head_dim;
+    const int64_t out_width = n_head * v_head_dim;
     const Floats q = random_floats(rows * width, 2);
     // Some larger than all scores, some smaller.
     const Floats sinks = random_floats(with_sinks ? n_head : 0, 10);
@@ -133,9 +140,10 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
         for (float& v : seen) v /= scale;
     }
     const auto op = [&](Context& context, int64_t first, int64_t n) {
-        Floats out(size_t(n * width), NAN);
+        Floats out(size_t(n * out_width), NAN);
+        const AttentionSizes most = {n_head, head_dim, v_head_dim, out_width};
         Carved<AttentionScratch> scratch("scratch", context.threads.size(), rows, Pages::kPositions,
-                                         n_head, head_dim, width);
+                                         most);
         attention(context, kv.k, n_head, {scale, softcap, with_sinks ? sinks.data() : nullptr},
                   table.data() + first, n, q.data() + first * width, *scratch, out.data());
         return out;
@@ -145,7 +153,8 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
         const Floats &key = kv.key[sequence(t)], &value = kv.value[sequence(t)];
         const int64_t first = table[size_t(t)].first, n = table[size_t(t)].end;
         for (int64_t h = 0; h < n_head; h++) {
-            const int64_t base = h / (n_head / n_head_kv) * head_dim;
+            const int64_t kv_head = h / (n_head / n_head_kv), base = kv_head * head_dim;
+            const int64_t v_base = kv_head * v_head_dim;
             Doubles weight;
             double top = -INFINITY, sum = 0;
             for (int64_t p = first; p < n; p++) {
@@ -163,17 +172,18 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
                 sum = std::exp(double(sinks[size_t(h)]) - top);
             }
             for (double& w : weight) sum += w = std::exp(w - top);
-            for (int64_t i = 0; i < head_dim; i++) {
+            for (int64_t i = 0; i < v_head_dim; i++) {
                 double y = 0, total = 0;
                 for (int64_t p = first; p < n; p++) {
-                    const double term =
-                        weight[size_t(p - first)] / sum * value[size_t(base + p * kv.width + i)];
+                    const double term = weight[size_t(p - first)] / sum *
+                                        value[size_t(v_base + p * kv.v_width + i)];
                     y += term;
                     total += std::fabs(term);
                 }
                 if (type == DType::Q8_0) {
-                    const int64_t block = base + i / int64_t(kQ) * int64_t(kQ);
-                    total += rounded_weights(value, kv.width, block, first, weight) / sum / kLimit;
+                    const int64_t block = v_base + i / int64_t(kQ) * int64_t(kQ);
+                    total +=
+                        rounded_weights(value, kv.v_width, block, first, weight) / sum / kLimit;
                 }
                 expected.push_back(y);
                 size.push_back(total);
@@ -190,15 +200,15 @@ void test_attention_bytes() {
     const auto read = [](int64_t n_head, int64_t n_head_kv,
                          const std::vector<std::pair<int, int64_t>>& seen) {
         const int64_t head_dim = 8;
-        const Pages kv(DType::F16, n_head_kv, head_dim);
+        const Pages kv(DType::F16, n_head_kv, head_dim, head_dim);
         std::vector<AttentionRow> rows;
         for (const auto& [sequence, end] : seen) rows.push_back({kv.pages[sequence], 0, end});
         const int64_t n = int64_t(rows.size());
         Floats q(size_t(n * n_head * head_dim)), out(q.size());
         Context context(2);
         context.profile.on = true;
-        Carved<AttentionScratch> scratch("scratch", 2, n, Pages::kPositions, n_head, head_dim,
-                                         n_head * head_dim);
+        const AttentionSizes most = {n_head, head_dim, head_dim, n_head * head_dim};
+        Carved<AttentionScratch> scratch("scratch", 2, n, Pages::kPositions, most);
         attention(context, kv.k, n_head, {1}, rows.data(), n, q.data(), *scratch, out.data());
         // Positions read per KV head.
         return int64_t(context.profile.entries[0].bytes) / (n_head_kv * 2 * head_dim * 2);
@@ -212,6 +222,40 @@ void test_attention_bytes() {
     CHECK(read(36, 2, {{0, 101}, {0, 102}}) == 101 + 102);  // 18 heads each
     CHECK(read(150, 2, {{0, 101}}) == 2 * 101);             // 75 heads: 37, then 38
     CHECK(read(3, 3, {{0, 50}, {0, 51}, {1, 60}, {0, 52}, {0, 52}, {0, 9}}) == 51 + 60 + 52 + 9);
+}
+
+// Values that are the beginnings of keys: the same bits as with values beside the keys.
+void test_values_in_keys(DType type, int64_t head_dim, int64_t v_head_dim) {
+    const int64_t n_head = 5, n = 4, width = n_head * head_dim;
+    const Pages once(type, 2, head_dim, v_head_dim);
+    KvLayer both = once.k, alone = once.k;
+    alone.v = nullptr;
+    Floats value;
+    for (int64_t i = 0; i < 2 * Pages::kPositions; i++) {
+        const auto key = once.key[0].begin() + i * head_dim;
+        value.insert(value.end(), key, key + v_head_dim);
+    }
+    std::vector<KvSlot> slots;
+    for (int64_t p = 0; p < Pages::kPositions; p++) {
+        slots.push_back({once.pages[0][p / kKvPage], int32_t(p % kKvPage)});
+    }
+    store_kv(*contexts[0], both, slots.data(), Pages::kPositions, once.key[0].data(), value.data());
+    const Floats q = random_floats(n * 2 * width);
+    std::vector<AttentionRow> rows;
+    for (int64_t end : {1, 300, 301, 899}) rows.push_back({once.pages[0], end > 300 ? 70 : 0, end});
+    const auto run = [&](Context& context, const KvLayer& layer) {
+        const int64_t out_width = 2 * n_head * v_head_dim;
+        Floats out(size_t(n * out_width));
+        const AttentionSizes most = {2 * n_head, head_dim, v_head_dim, out_width,
+                                     layer.v ? 0 : layer.value_run()};
+        Carved<AttentionScratch> scratch("scratch", context.threads.size(), n, Pages::kPositions,
+                                         most);
+        attention(context, layer, 2 * n_head, {0.1f}, rows.data(), n, q.data(), *scratch,
+                  out.data());
+        return out;
+    };
+    const Floats expected = run(*contexts[0], both);
+    for (Context* context : contexts) CHECK(same(run(*context, alone), expected));
 }
 
 // Keys and values become rows and come back, whole pages and parts of them.
@@ -242,6 +286,8 @@ void test_all() {
         test_attention(type, 8, 2, 20, 70);  // a window that begins inside a page
         test_attention(type, 8, 2, 20, 0, 0.5f);
         test_attention(type, 8, 2, 20, 0, 0, true);
+        test_attention(type, 8, 2, 20, 0, 0, false, 13);  // values narrower than keys, and wider
+        test_attention(type, 8, 1, 13, 70, 0, true, 20);
         test_attention(type, 36, 2, 16);  // 18 query heads per key head: two passes
     }
     test_attention(DType::F16, 150, 2, 12);  // a row's heads fill more than a tile
@@ -249,6 +295,9 @@ void test_all() {
     test_attention(DType::Q8_0, 8, 2, 96);
     test_attention(DType::Q8_0, 8, 2, 64, 300);
     test_attention(DType::Q8_0, 8, 2, 64, 300, 0, true);
+    test_attention(DType::Q8_0, 8, 1, 96, 0, 0, false, 64);
+    for (DType type : {DType::F16, DType::F32, DType::Q8_0}) test_values_in_keys(type, 96, 64);
+    test_values_in_keys(DType::F16, 45, 37);
     test_attention_bytes();
     test_rows(rows_to_keys, keys_to_rows, {DType::F16, DType::F32, DType::Q8_0});
     test_rows(rows_to_values, values_to_rows, {DType::Q8_0});

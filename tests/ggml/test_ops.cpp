@@ -108,6 +108,66 @@ void test_matmul(DType type) {
     }
 }
 
+// Heads with matrices of their own, whose rows fill strips or do not. x: [rows, heads, k + 3], of
+// which the first k values of a head meet its matrix.
+void test_matmul_heads(DType type) {
+    const bool quantised = info(type).is_quantised();
+    const int64_t heads = 3, k = info(type).block == kQK ? kQK : quantised ? 64 : 27;
+    for (int64_t out : {5, 16, 43}) {
+        std::vector<Weight> weights;
+        std::vector<Matrix> w;
+        for (int64_t h = 0; h < heads; h++) weights.emplace_back(type, out, k, quantised);
+        for (const Weight& weight : weights) w.push_back(weight.matrix);
+        const int64_t rows = 9, width = heads * (k + 3), to = heads * (out + 2);
+        Floats x = random_floats(rows * width), in;
+        for (int64_t i = 0; i < rows * heads; i++) {
+            const auto head = x.begin() + i * (k + 3);
+            const Floats read = seen(Floats(head, head + k), k, quantised);
+            in.insert(in.end(), read.begin(), read.end());
+        }
+        const auto op = [&](Context& context, int64_t first, int64_t n) {
+            Floats apart(size_t(n * heads * k)), y(size_t(n * to), 7);
+            copy_heads(context, {x.data() + first * width, width, k + 3}, n, heads, k,
+                       {apart.data(), k, n * k});
+            Carved<InputBuffer> buffer("input", n, heads * k);
+            const Input input = buffer->prepare(context, apart.data(), n * heads, k, quantised);
+            matmul_heads(context, input, w.data(), heads, {y.data(), to, out + 2});
+            return y;
+        };
+        Doubles expected, size;
+        for (int64_t i = 0; i < rows * heads; i++) {
+            for (int64_t r = 0; r < out + 2; r++) {
+                const Weight& weight = weights[size_t(i % heads)];
+                double sum = r < out ? 0 : 7, total = 0;  // what is between heads stays
+                for (int64_t c = 0; c < k && r < out; c++) {
+                    const double term =
+                        double(weight.values[size_t(r * k + c)]) * in[size_t(i * k + c)];
+                    sum += term;
+                    total += std::fabs(term);
+                }
+                expected.push_back(sum);
+                size.push_back(total);
+            }
+        }
+        CHECK(close(steady(op, rows), expected, size));
+    }
+}
+
+// Rows with something behind them, in place.
+void test_rms_norm_apart() {
+    const int64_t rows = 5, n = 9, stride = 14;
+    const Floats x = random_floats(rows * stride), weight = random_floats(n);
+    Floats y = x, row(n);
+    rms_norm(*contexts[1], y.data(), weight.data(), 1e-5f, rows, n, y.data(), stride);
+    for (int64_t t = 0; t < rows; t++) {
+        rms_norm(*contexts[0], x.data() + t * stride, weight.data(), 1e-5f, 1, n, row.data());
+        const auto from = y.begin() + t * stride;
+        const auto rest = x.begin() + t * stride;
+        CHECK(same(Floats(from, from + n), row));
+        CHECK(same(Floats(from + n, from + stride), Floats(rest + n, rest + stride)));
+    }
+}
+
 void test_rms_norm() {
     for (int64_t n : {1, 7, 8, 9, 67, 256}) {
         const int64_t rows = 5;
@@ -325,8 +385,10 @@ void test_rope(RopePairs kind) {
 void test_all() {
     for (DType type : {DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0}) {
         test_matmul(type);
+        test_matmul_heads(type);
     }
     test_rms_norm();
+    test_rms_norm_apart();
     test_layer_norm();
     test_add();
     test_gated_activation();

@@ -237,17 +237,17 @@ void test_attention() {
         {DType::F16, 64},  {DType::F32, 64}, {DType::Q8_0, 64}, {DType::F16, 40}, {DType::F16, 128},
         {DType::Q8_0, 96}, {DType::F32, 6},  {DType::F16, 250}, {DType::F16, 256}};
     for (auto [type, dim] : kinds) {
-        KvLayer host{type, n_kv, dim, nullptr, nullptr, 0};
-        host.page_stride = 2 * n_kv * host.head_bytes();
+        KvLayer host{type, n_kv, dim, dim, nullptr, nullptr, 0};
+        host.page_stride = 2 * n_kv * host.key_run();
         // What has not been stored is not a number, in every type.
         const std::vector<uint8_t> rubbish(size_t(pages * host.page_stride), 0xff);
         std::vector<uint8_t> memory = rubbish;
         const Array<uint8_t> device_memory(rubbish);
         host.k = memory.data();
-        host.v = host.k + n_kv * host.head_bytes();
+        host.v = host.k + n_kv * host.key_run();
         KvLayer device = host;
         device.k = device_memory.get();
-        device.v = device.k + n_kv * host.head_bytes();
+        device.v = device.k + n_kv * host.key_run();
 
         // A sequence of 15 pages in no order.
         const int length = 960;
@@ -267,8 +267,8 @@ void test_attention() {
         std::vector<uint8_t> stored = memory;
         for (int page = 0; page < pages; page++) {  // as rows, which a device has
             for (int head = 0; head < n_kv; head++) {
-                const int64_t run = page * host.page_stride + head * host.head_bytes();
-                const int64_t values = run + n_kv * host.head_bytes();
+                const int64_t run = page * host.page_stride + head * host.key_run();
+                const int64_t values = run + n_kv * host.key_run();
                 keys_to_rows(type, dim, memory.data() + run, kKvPage, stored.data() + run);
                 values_to_rows(type, dim, memory.data() + values, kKvPage, stored.data() + values);
             }
@@ -278,10 +278,10 @@ void test_attention() {
         std::vector<uint8_t> floats;
         if (type == DType::Q8_0) {
             host.type = DType::F32;
-            host.page_stride = 2 * n_kv * host.head_bytes();
+            host.page_stride = 2 * n_kv * host.key_run();
             floats.resize(size_t(pages * host.page_stride));
             host.k = floats.data();
-            host.v = host.k + n_kv * host.head_bytes();
+            host.v = host.k + n_kv * host.key_run();
             store_kv(context, host, slots.data(), length, rounded(k, type).data(),
                      rounded(v, type).data());
         }
@@ -307,8 +307,8 @@ void test_attention() {
         ops.attention(stream(), device, n_head, 0.125f, device_ranges.get(), n, device_q.get(),
                       scratch, out.get());
         Floats expected(q.size());
-        Carved<AttentionScratch> room("scratch", context.threads.size(), n, length, n_head, dim,
-                                      n_head * dim);
+        const AttentionSizes most = {n_head, dim, dim, n_head * dim};
+        Carved<AttentionScratch> room("scratch", context.threads.size(), n, length, most);
         attention(context, host, n_head, {0.125f}, rows.data(), n, q.data(), *room,
                   expected.data());
         CHECK(difference(noted(out.read()), expected) < kRounding);

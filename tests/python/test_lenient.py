@@ -71,7 +71,7 @@ SIZES = {
     "attention.head_count": "cannot share",
     "attention.head_count_kv": "cannot share",
     "attention.key_length": r"blk\.1\.attn_q\.weight",
-    "attention.value_length": "keys and values of different lengths",
+    "attention.value_length": r"blk\.1\.attn_v\.weight",
     "rope.dimension_count": "is 9 in layer 1, outside 2..8",
     "feed_forward_length": r"blk\.1\.ffn_gate_exps\.weight",
     "expert_count": r"blk\.1\.ffn_gate_inp\.weight",

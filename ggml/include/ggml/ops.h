@@ -62,10 +62,23 @@ struct Product {
 };
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products);
 
-// RMSNorm (arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight. x, y: [rows, n]. weight null:
-// 1.
+// Heads of rows: the values of head h of row t begin at x + t * row + h * head.
+struct Heads {
+    float* x;
+    int64_t row, head;
+};
+// A product for each head, with a matrix of its own: y of head h = w[h] . x of head h, for n_head
+// matrices of the same sizes and type. x has all rows of a head, then those of the next one.
+void matmul_heads(Context& context, const Input& x, const Matrix* w, int64_t n_head,
+                  const Heads& y);
+// Copies the first `width` values of each head of n rows.
+void copy_heads(Context& context, const Heads& from, int64_t n, int64_t n_head, int64_t width,
+                const Heads& to);
+
+// RMSNorm (arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight. x, y: [rows, n], with rows
+// that begin `stride` values apart; 0: n. weight null: 1.
 void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows,
-              int64_t n, float* y);
+              int64_t n, float* y, int64_t stride = 0);
 
 // LayerNorm (arXiv 1607.06450): y = (x - mean) / sqrt(variance + eps) * weight + bias. x, y: [rows,
 // n]. weight, bias: [n_weights, n], row t has those of t % n_weights. bias null: none.

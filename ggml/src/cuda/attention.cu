@@ -171,8 +171,8 @@ void launch_attention(DeviceStream* stream, const KvLayer& layer, int n_head, fl
     const int64_t dim = layer.head_dim;
     const auto run = [&](auto chosen) {
         const dim3 grid(unsigned(scratch.blocks), unsigned(n_head), unsigned(n));
-        launch<decltype(chosen)::value>(stream, grid, kThreads, layer, layer.position_bytes(),
-                                        n_head, scale, rows, q, scratch.sums);
+        launch<decltype(chosen)::value>(stream, grid, kThreads, layer, layer.key_bytes(), n_head,
+                                        scale, rows, q, scratch.sums);
     };
     if constexpr (type != DType::Q8_0) {
         if (dim % 8) return run(Kernel<attention_kernel<type, 1, 0>>());

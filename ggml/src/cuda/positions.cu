@@ -94,7 +94,7 @@ void norm_and_rope(DeviceStream* stream, float* x, int rows, int n_head, int hea
 void store_kv(DeviceStream* stream, const KvLayer& layer, const KvSlot* slots, int n,
               const float* k, const float* v) {
     launch<store_kv_kernel>(stream, dim3(unsigned(layer.n_head_kv), unsigned(n), 2), kWarp, layer,
-                            slots, k, v, layer.position_bytes());
+                            slots, k, v, layer.key_bytes());
 }
 
 }  // namespace ggml::GGML_GPU

@@ -37,25 +37,25 @@ constexpr int64_t kSplitRows = 4;    // whose blocks are computed at the same ti
 constexpr int64_t kSerial = 200000;  // products that take less time than waking a thread is worth
 
 // Those of the queries from number i on.
-AttentionSums from(const AttentionSums& sums, int64_t i, int64_t head_dim) {
-    return {sums.top + i, sums.sum + i, sums.values + i * head_dim};
+AttentionSums from(const AttentionSums& sums, int64_t i, int64_t width) {
+    return {sums.top + i, sums.sum + i, sums.values + i * width};
 }
 
-void clear(const AttentionSums& sums, int64_t n, int64_t head_dim) {
+void clear(const AttentionSums& sums, int64_t n, int64_t width) {
     std::fill_n(sums.top, n, -INFINITY);
     std::fill_n(sums.sum, n, 0.0f);
-    std::fill_n(sums.values, n * head_dim, 0.0f);
+    std::fill_n(sums.values, n * width, 0.0f);
 }
 
 // to[i] += block[j]: the sums of more positions.
 void merge(const cpu::Kernels& kernels, const AttentionSums& to, int64_t i,
-           const AttentionSums& block, int64_t j, int64_t head_dim) {
+           const AttentionSums& block, int64_t j, int64_t width) {
     const float top = std::max(to.top[i], block.top[j]);
     const float shrink = exp_f32(to.top[i] - top), weight = exp_f32(block.top[j] - top);
     to.top[i] = top;
     to.sum[i] = to.sum[i] * shrink + block.sum[j] * weight;
-    kernels.mix[int(DType::F32)](to.values + i * head_dim, shrink, block.values + j * head_dim,
-                                 weight, head_dim);
+    kernels.mix[int(DType::F32)](to.values + i * width, shrink, block.values + j * width, weight,
+                                 width);
 }
 
 struct Range {
@@ -75,6 +75,7 @@ class Call {
           n_kv_(layer.n_head_kv),
           group_(n_head / layer.n_head_kv),
           dim_(layer.head_dim),
+          v_dim_(layer.v_head_dim),
           how_(how),
           rows_(rows),
           n_rows_(n_rows),
@@ -89,13 +90,14 @@ class Call {
         for (int64_t i = 0; i < n_tiles_; i++) {
             const int64_t seen = tiles_[i].end - tiles_[i].begin;
             positions += seen;
-            products += 2 * seen * tiles_[i].n * n_kv_ * dim_;
+            products += seen * tiles_[i].n * n_kv_ * (dim_ + v_dim_);
         }
-        timer.read(uint64_t(positions * 2 * n_kv_ * layer_.position_bytes()));
+        const int64_t values = layer_.v ? layer_.value_bytes() : 0;
+        timer.read(uint64_t(positions * n_kv_ * (layer_.key_bytes() + values)));
         const int64_t items = n_tiles_ * n_kv_;
         const bool alone = context_.threads.active() == 1 || products < kSerial;
         if (!alone && n_rows_ <= kSplitRows && items < 8 * context_.threads.active() &&
-            parts_ * n_kv_ <= scratch_.max_sums && parts_ * n_kv_ * dim_ <= scratch_.max_values) {
+            parts_ * n_kv_ <= scratch_.max_sums && parts_ * n_kv_ * v_dim_ <= scratch_.max_values) {
             blocks_apart();
             return;
         }
@@ -139,10 +141,10 @@ class Call {
     const AttentionRow& row_of(const AttentionTile& tile, int64_t i) const {
         return rows_[tile.row + (tile.first_query + i) / group_];
     }
-    // Where query i of a tile is in q and out.
-    int64_t place(const AttentionTile& tile, int64_t kv_head, int64_t i) const {
+    // The number of query i of a tile among the heads of all rows, as they are in q and out.
+    int64_t number(const AttentionTile& tile, int64_t kv_head, int64_t i) const {
         const int64_t query = tile.first_query + i;
-        return ((tile.row + query / group_) * n_head_ + kv_head * group_ + query % group_) * dim_;
+        return (tile.row + query / group_) * n_head_ + kv_head * group_ + query % group_;
     }
     // The queries of a tile, less those of the first rows that are `before` and of the last ones
     // that are `beyond`. Rows see ever later positions.
@@ -172,7 +174,7 @@ class Call {
               const AttentionScratch::Thread& mine) const {
         const float scale = how_.softcap == 0 ? how_.scale : how_.scale / how_.softcap;
         for (int64_t i = 0; i < tile.n; i++) {
-            const float* from = q_ + place(tile, kv_head, i);
+            const float* from = q_ + number(tile, kv_head, i) * dim_;
             for (int64_t c = 0; c < dim_; c++) mine.q[i * dim_ + c] = from[c] * scale;
         }
         if (!quantised_) return;
@@ -187,17 +189,23 @@ class Call {
         const int64_t b0 = b * kBlock, b1 = b0 + kBlock;
         const Range all = seeing(tile, b0, b1);
         const int64_t begin = std::max(tile.begin, b0), end = std::min(tile.end, b1);
-        const auto run_of = [&](uint8_t* runs, int64_t p) {
-            return runs + rows_[tile.row].pages[p / kKvPage] * layer_.page_stride +
-                   kv_head * layer_.head_bytes();
+        const auto page_of = [&](int64_t p) {
+            return rows_[tile.row].pages[p / kKvPage] * layer_.page_stride;
+        };
+        const auto keys = [&](int64_t p) {
+            return layer_.k + page_of(p) + kv_head * layer_.key_run();
+        };
+        // What values are read from.
+        const auto values = [&](int64_t p) {
+            return layer_.v ? layer_.v + page_of(p) + kv_head * layer_.value_run() : keys(p);
         };
         const int64_t first = begin / kKvPage * kKvPage;
         for (int64_t p = first; p < end; p += kKvPage) {
             const bool last = p + kKvPage >= end;
-            const uint8_t* next = last ? run_of(layer_.v, first) : run_of(layer_.k, p + kKvPage);
+            const uint8_t* next = last ? values(first) : keys(p + kKvPage);
             const Range some = seeing(tile, p, p + kKvPage);
             if (some.begin < some.end) {
-                scores(run_of(layer_.k, p), next, some, mine, mine.scores + p - b0);
+                scores(keys(p), next, some, mine, mine.scores + p - b0);
             }
         }
         for (int64_t i = all.begin; i < all.end; i++) {
@@ -206,34 +214,38 @@ class Call {
                 mine.scores + i * kBlock, std::max(row.first, b0) - b0, std::min(row.end, b1) - b0,
                 how_.softcap, out.top + i, out.sum + i);
         }
-        std::fill(out.values + all.begin * dim_, out.values + all.end * dim_, 0.0f);
+        std::fill(out.values + all.begin * v_dim_, out.values + all.end * v_dim_, 0.0f);
         for (int64_t p = first; p < end; p += kKvPage) {
-            const uint8_t* run = run_of(layer_.v, p);
-            const uint8_t* next = p + kKvPage < end ? run_of(layer_.v, p + kKvPage)
-                                  : b1 < tile.end   ? run_of(layer_.k, b1)
+            const uint8_t* run = values(p);
+            if (!layer_.v) {
+                keys_to_values(layer_.type, dim_, v_dim_, run, mine.values);
+                run = mine.values;
+            }
+            const uint8_t* next = p + kKvPage < end ? values(p + kKvPage)
+                                  : b1 < tile.end   ? keys(b1)
                                                     : run;
             const Range some = seeing(tile, p, p + kKvPage);
             const Range whole = seeing_all(tile, p, p + kKvPage);
-            const auto values = [&](Range queries, int64_t from, int64_t to) {
+            const auto weigh = [&](Range queries, int64_t from, int64_t to) {
                 if (quantised_) {
-                    kernels_.weigh[int(layer_.type)](run, next, dim_, from - p, to - p,
+                    kernels_.weigh[int(layer_.type)](run, next, v_dim_, from - p, to - p,
                                                      mine.scores + queries.begin * kBlock + p - b0,
                                                      kBlock, queries.end - queries.begin,
-                                                     out.values + queries.begin * dim_, dim_);
+                                                     out.values + queries.begin * v_dim_, v_dim_);
                     return;
                 }
-                const int64_t skipped = (from - p) * layer_.position_bytes();
+                const int64_t skipped = (from - p) * layer_.value_bytes();
                 kernels_.accumulate[int(layer_.type)](
-                    run + skipped, next + skipped, layer_.position_bytes(), to - from, dim_,
+                    run + skipped, next + skipped, layer_.value_bytes(), to - from, v_dim_,
                     mine.scores + queries.begin * kBlock + from - b0, kBlock,
-                    queries.end - queries.begin, out.values + queries.begin * dim_, dim_);
+                    queries.end - queries.begin, out.values + queries.begin * v_dim_, v_dim_);
             };
             const auto partly = [&](int64_t i, int64_t n) {
                 while (i < n) {
                     const AttentionRow& row = row_of(tile, i);
                     int64_t same = i + 1;
                     while (same < n && &row_of(tile, same) == &row) same++;
-                    values({i, same}, std::max(row.first, p), std::min(row.end, p + kKvPage));
+                    weigh({i, same}, std::max(row.first, p), std::min(row.end, p + kKvPage));
                     i = same;
                 }
             };
@@ -242,7 +254,7 @@ class Call {
                 continue;
             }
             partly(some.begin, whole.begin);
-            values(whole, p, p + kKvPage);
+            weigh(whole, p, p + kKvPage);
             partly(whole.end, some.end);
         }
         return all;
@@ -258,7 +270,7 @@ class Call {
             q8.cols = dim_;
             // Bit by bit, because a core has room for only a few outstanding cache lines.
             constexpr int64_t kPart = 4;  // strips
-            const int64_t bytes = kPart * kStrip * layer_.position_bytes();
+            const int64_t bytes = kPart * kStrip * layer_.key_bytes();
             for (int64_t p = 0; p < kKvPage; p += kPart * kStrip, keys += bytes, next += bytes) {
                 for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(next + b, 0, 2);
                 kernels_.strip[int(layer_.type)](keys, kPart, q8, i, n, y + p, kBlock);
@@ -268,37 +280,38 @@ class Call {
         }
     }
 
-    // Writes what query i has seen, now that all of its blocks are merged: so the sink of its head
-    // counts once.
-    void finish(const AttentionSums& sums, int64_t i, int64_t to) const {
-        float sum = sums.sum[i];
+    // The result of the query with this number, from the sums of query i, now that all of its
+    // blocks are merged: so the sink of its head counts once.
+    void finish(const AttentionSums& sums, int64_t i, int64_t number) const {
+        float sum = sums.sum[i], *const values = sums.values + i * v_dim_;
         if (how_.sinks) {
-            const float sink = how_.sinks[to / dim_ % n_head_];
+            const float sink = how_.sinks[number % n_head_];
             const float top = std::max(sums.top[i], sink);
             const float shrink = exp_f32(sums.top[i] - top);
             sum = sum * shrink + exp_f32(sink - top);
-            for (int64_t c = 0; c < dim_; c++) sums.values[i * dim_ + c] *= shrink;
+            for (int64_t c = 0; c < v_dim_; c++) values[c] *= shrink;
         }
-        for (int64_t c = 0; c < dim_; c++) out_[to + c] = sums.values[i * dim_ + c] / sum;
+        float* const to = out_ + number * v_dim_;
+        for (int64_t c = 0; c < v_dim_; c++) to[c] = values[c] / sum;
     }
 
     // All blocks of a tile in turn.
     void whole_tile(const AttentionTile& tile, int64_t kv_head,
                     const AttentionScratch::Thread& mine) const {
         load(tile, kv_head, mine);
-        clear(mine.all, tile.n, dim_);
+        clear(mine.all, tile.n, v_dim_);
         for (int64_t b = 0; b < tile.n_blocks(); b++) {
             const Range some = block(tile, kv_head, tile.first_block() + b, mine, mine.block);
             for (int64_t i = some.begin; i < some.end; i++)
-                merge(kernels_, mine.all, i, mine.block, i, dim_);
+                merge(kernels_, mine.all, i, mine.block, i, v_dim_);
         }
-        for (int64_t i = 0; i < tile.n; i++) finish(mine.all, i, place(tile, kv_head, i));
+        for (int64_t i = 0; i < tile.n; i++) finish(mine.all, i, number(tile, kv_head, i));
     }
 
     // Every block of every tile as a piece of work; then the sums of each query are merged.
     void blocks_apart() const {
         const auto part = [&](const AttentionTile& tile, int64_t kv_head, int64_t b) {
-            return from(scratch_.blocks, kv_head * parts_ + tile.parts + b * tile.n, dim_);
+            return from(scratch_.blocks, kv_head * parts_ + tile.parts + b * tile.n, v_dim_);
         };
         context_.threads.run(items_ * n_kv_, 1, [&](int64_t begin, int64_t end, int thread) {
             const AttentionScratch::Thread& mine = scratch_.threads[thread];
@@ -313,7 +326,7 @@ class Call {
         });
         // Merging reads a float where the blocks read kBlock keys and values: not worth more
         // threads until there are many.
-        const int64_t n = n_rows_ * n_head_, merged = parts_ * n_kv_ * dim_;
+        const int64_t n = n_rows_ * n_head_, merged = parts_ * n_kv_ * v_dim_;
         const int64_t grain = merged < kSerial ? n : std::max<int64_t>(1, n / 16);
         context_.threads.run(n, grain, [&](int64_t begin, int64_t end, int thread) {
             const AttentionSums& sums = scratch_.threads[thread].all;
@@ -322,14 +335,14 @@ class Call {
                 int64_t i = q % (n_rows_ * group_);
                 const AttentionTile* tile = tiles_;
                 for (; i >= tile->n; tile++) i -= tile->n;
-                clear(sums, 1, dim_);
+                clear(sums, 1, v_dim_);
                 const AttentionRow& row = row_of(*tile, i);
                 for (int64_t b = 0; b < tile->n_blocks(); b++) {
                     const int64_t b0 = (tile->first_block() + b) * kBlock;
                     if (row.end <= b0 || row.first >= b0 + kBlock) continue;
-                    merge(kernels_, sums, 0, part(*tile, kv_head, b), i, dim_);
+                    merge(kernels_, sums, 0, part(*tile, kv_head, b), i, v_dim_);
                 }
-                finish(sums, 0, place(*tile, kv_head, i));
+                finish(sums, 0, number(*tile, kv_head, i));
             }
         });
     }
@@ -337,7 +350,7 @@ class Call {
     Context& context_;
     const cpu::Kernels& kernels_;
     const KvLayer& layer_;
-    const int64_t n_head_, n_kv_, group_, dim_;
+    const int64_t n_head_, n_kv_, group_, dim_, v_dim_;
     const AttentionScores how_;
     const bool quantised_ = info(layer_.type).is_quantised();
     const AttentionRow* const rows_;
@@ -352,8 +365,7 @@ class Call {
 }  // namespace
 
 AttentionScratch::AttentionScratch(Carver& carver, int n_threads, int64_t max_rows,
-                                   int64_t n_positions, int64_t n_head, int64_t head_dim,
-                                   int64_t q_dim) {
+                                   int64_t n_positions, const AttentionSizes& most) {
     const auto sums = [&](AttentionSums& to, int64_t n, int64_t n_values) {
         carver.take(to.top, {n});
         carver.take(to.sum, {n});
@@ -361,21 +373,22 @@ AttentionScratch::AttentionScratch(Carver& carver, int n_threads, int64_t max_ro
     };
     for (int i = 0; i < n_threads; i++) {
         Thread t{};
-        carver.take(t.q, {kQueries, head_dim});
+        carver.take(t.q, {kQueries, most.head_dim});
         carver.take(t.scores, {kQueries, kBlock});
-        t.q8 = Q8Rows::carve(carver, kQueries, head_dim);
-        sums(t.block, kQueries, kQueries * head_dim);
-        sums(t.all, kQueries, kQueries * head_dim);
+        t.q8 = Q8Rows::carve(carver, kQueries, most.head_dim);
+        sums(t.block, kQueries, kQueries * most.v_head_dim);
+        sums(t.all, kQueries, kQueries * most.v_head_dim);
+        carver.take(t.values, {most.value_run});
         threads.push_back(t);
     }
     // A tile for each row, and one for every kQueries / 2 queries: those of a row are divided
     // evenly.
-    max_tiles = max_rows * (1 + 2 * n_head / kQueries);
+    max_tiles = max_rows * (1 + 2 * most.n_head / kQueries);
     carver.take(tiles, {max_tiles});
     // A window may begin and end within a block.
     const int64_t n_blocks = n_positions / kBlock + 2;
-    max_sums = kSplitRows * n_head * n_blocks;
-    max_values = kSplitRows * q_dim * n_blocks;
+    max_sums = kSplitRows * most.n_head * n_blocks;
+    max_values = kSplitRows * most.out_dim * n_blocks;
     sums(blocks, max_sums, max_values);
 }
 

@@ -94,30 +94,98 @@ void take_value(DType type, int64_t head_dim, const uint8_t* run, int64_t at, ui
     }
 }
 
+// Four by four elements, four of them in a word: element j of word i becomes element i of word j.
+template <typename Word>
+void turn(Word (&w)[4]) {
+    constexpr int kBits = int(sizeof(Word)) * 8 / 4;  // of an element
+    constexpr Word even = Word(~Word(0)) / Word((Word(1) << kBits) + 1);
+    constexpr Word low = (Word(1) << 2 * kBits) - 1;
+    Word pairs[4];  // elements 0 and 2 of two words in turn, and 1 and 3
+    for (int i = 0; i < 4; i += 2) {
+        pairs[i] = (w[i] & even) | (w[i + 1] & even) << kBits;
+        pairs[i + 1] = (w[i] >> kBits & even) | (w[i + 1] & ~even);
+    }
+    for (int i = 0; i < 2; i++) {
+        w[i] = (pairs[i] & low) | pairs[i + 2] << 2 * kBits;
+        w[i + 2] = pairs[i] >> 2 * kBits | (pairs[i + 2] & ~low);
+    }
+}
+
+// Values of floats from the keys of a run: [n_cols][kKvPage] becomes [kKvPage][n_cols]. T has the
+// size of a value.
+template <typename T>
+void turn_columns(const T* keys, int64_t c0, int64_t n_cols, T* values) {
+    constexpr int64_t kColumns = 16;  // whose cache lines stay while positions pass
+    for (; c0 < n_cols; c0 += kColumns) {
+        const int64_t end = std::min(c0 + kColumns, n_cols);
+        for (int64_t p = 0; p < kKvPage; p++) {
+            for (int64_t c = c0; c < end; c++) values[p * n_cols + c] = keys[c * kKvPage + p];
+        }
+    }
+}
+void turn_halves(const uint16_t* keys, int64_t n_cols, uint16_t* values) {
+    const int64_t fours = n_cols / 4 * 4;
+    for (int64_t c = 0; c < fours; c += 4) {
+        for (int64_t p = 0; p < kKvPage; p += 4) {
+            uint64_t w[4];
+            for (int k = 0; k < 4; k++) std::memcpy(w + k, keys + (c + k) * kKvPage + p, 8);
+            turn(w);
+            for (int k = 0; k < 4; k++) std::memcpy(values + (p + k) * n_cols + c, w + k, 8);
+        }
+    }
+    turn_columns(keys, fours, n_cols, values);
+}
+
+// A block of columns of eight positions, from a strip of keys to a run of values.
+void turn_block(const uint8_t* strip, const ValuePlace& to) {
+    std::memcpy(to.scale, strip, kStrip * sizeof(f16_t));
+    const uint8_t* codes = strip + kStrip * sizeof(f16_t);  // [kQ / 4][kStrip][4 columns]
+    for (int64_t c = 0; c < kQ; c += 4) {
+        for (int64_t p = 0; p < kStrip; p += 4, codes += 16) {
+            uint32_t w[4];
+            std::memcpy(w, codes, sizeof(w));
+            turn(w);
+            std::memcpy(to.codes + p * kQ + 4 * c, w, sizeof(w));
+        }
+    }
+}
+
 }  // namespace
 
 void store_kv(Context& context, const KvLayer& layer, const KvSlot* slots, int64_t n,
               const float* k, const float* v) {
     const OpTimer timer(context.profile, "store_kv");
-    const int64_t dim = layer.head_dim, heads = layer.n_head_kv;
+    const int64_t heads = layer.n_head_kv;
     const auto encode = info(layer.type).encode;
+    // Calls put(values, c, columns) for a row's values, from column c on, in pieces.
+    const auto in_pieces = [&](const float* from, int64_t width, const auto& put) {
+        constexpr int64_t kPiece = 256;  // columns
+        uint8_t encoded[kPiece * sizeof(float)];
+        for (int64_t c = 0; c < width; c += kPiece) {
+            const int64_t some = std::min(kPiece, width - c);
+            encode(from + c, encoded, some);
+            put(encoded, c, some);
+        }
+    };
     // At least 2,048 values of keys and of values per piece: converting them takes a few
     // microseconds, which is worth waking a thread. Head after head, because adjacent positions of
     // a run of keys share cache lines.
-    const int64_t grain = std::max<int64_t>(kKvPage, 2048 / dim);
+    const int64_t grain = std::max<int64_t>(kKvPage, 2048 / layer.head_dim);
     context.threads.run(n * heads, grain, [&](int64_t begin, int64_t end, int) {
-        constexpr int64_t kPiece = 256;  // columns
-        uint8_t encoded[kPiece * sizeof(float)];
         for (int64_t i = begin; i < end; i++) {
-            const int64_t head = i / n, t = i % n, from = (t * heads + head) * dim;
-            const int64_t run = slots[t].page * layer.page_stride + head * layer.head_bytes();
-            for (int64_t c = 0; c < dim; c += kPiece) {
-                const int64_t some = std::min(kPiece, dim - c);
-                encode(k + from + c, encoded, some);
-                put_key(layer.type, dim, encoded, c, some, slots[t].at, layer.k + run);
-                encode(v + from + c, encoded, some);
-                put_value(layer.type, dim, encoded, c, some, slots[t].at, layer.v + run);
-            }
+            const int64_t head = i / n, t = i % n, number = t * heads + head, at = slots[t].at;
+            const int64_t page = slots[t].page * layer.page_stride;
+            in_pieces(k + number * layer.head_dim, layer.head_dim,
+                      [&](const uint8_t* values, int64_t c, int64_t some) {
+                          put_key(layer.type, layer.head_dim, values, c, some, at,
+                                  layer.k + page + head * layer.key_run());
+                      });
+            if (!layer.v) continue;
+            in_pieces(v + number * layer.v_head_dim, layer.v_head_dim,
+                      [&](const uint8_t* values, int64_t c, int64_t some) {
+                          put_value(layer.type, layer.v_head_dim, values, c, some, at,
+                                    layer.v + page + head * layer.value_run());
+                      });
         }
     });
 }
@@ -143,6 +211,24 @@ void values_to_rows(DType type, int64_t head_dim, const uint8_t* run, int64_t n,
 void rows_to_values(DType type, int64_t head_dim, const uint8_t* rows, int64_t n, uint8_t* run) {
     for (int64_t i = 0; i < n; i++) {
         put_value(type, head_dim, rows + i * info(type).size(head_dim), 0, head_dim, i, run);
+    }
+}
+
+void keys_to_values(DType type, int64_t head_dim, int64_t v_head_dim, const uint8_t* keys,
+                    uint8_t* values) {
+    if (type == DType::F32) {
+        return turn_columns(reinterpret_cast<const uint32_t*>(keys), 0, v_head_dim,
+                            reinterpret_cast<uint32_t*>(values));
+    }
+    if (type == DType::F16) {
+        return turn_halves(reinterpret_cast<const uint16_t*>(keys), v_head_dim,
+                           reinterpret_cast<uint16_t*>(values));
+    }
+    for (int64_t b = 0; b < v_head_dim / kQ; b++) {
+        for (int64_t p = 0; p < kKvPage; p += kStrip) {
+            turn_block(keys + strip_block(type, head_dim, p, b),
+                       value_place(values, v_head_dim, b, p));
+        }
     }
 }
 

@@ -39,38 +39,47 @@ int64_t grain_for(const Context& context, int64_t n, int64_t bytes, int64_t rows
 // are unpacked once for all of them.
 constexpr int64_t kTokens = 256;
 
-// Computes strips [first, first + n) of one weight (eight rows each, fewer at the end) for all
-// tokens.
-void some_strips(const cpu::Kernels& kernels, const Product& p, int64_t first, int64_t n,
-                 const Input& x) {
-    const Matrix& w = p.w;
-    const int64_t row = first * kStrip, ldy = w.rows;
+int64_t strips_of(const Matrix& w) {
+    return (w.rows + kStrip - 1) / kStrip;
+}
+
+// The rows [first, first + n) of an input, and where their results begin, `ldy` values apart.
+struct Rows {
+    int64_t first, n;
+    float* y;
+    int64_t ldy;
+};
+
+// Computes strips [first, first + n) of one weight (eight rows each, fewer at the end).
+void some_strips(const cpu::Kernels& kernels, const Matrix& w, const float* bias, int64_t first,
+                 int64_t n, const Input& x, const Rows& of) {
+    const int64_t row = first * kStrip, ldy = of.ldy;
     const int64_t rows = std::min(n * kStrip, w.rows - row), whole = rows / kStrip;
     const uint8_t* data = w.data + row * w.row_bytes();
-    for (int64_t t0 = 0; t0 < x.rows; t0 += kTokens) {
-        const int64_t nt = std::min(kTokens, x.rows - t0);
-        float* y = p.y + t0 * ldy + row;
+    for (int64_t t0 = 0; t0 < of.n; t0 += kTokens) {
+        const int64_t nt = std::min(kTokens, of.n - t0), t = of.first + t0;
+        float* y = of.y + t0 * ldy + row;
         if (w.layout == Layout::rows) {
-            kernels.matmul[int(w.type)](data, w.row_bytes(), rows, w.cols, x.x + t0 * x.cols,
-                                        x.cols, nt, y, ldy);
+            kernels.matmul[int(w.type)](data, w.row_bytes(), rows, w.cols, x.x + t * x.cols, x.cols,
+                                        nt, y, ldy);
         } else {
-            kernels.strip[int(w.type)](data, whole, x.q8, t0, nt, y, ldy);
+            kernels.strip[int(w.type)](data, whole, x.q8, t, nt, y, ldy);
         }
     }
     if (w.layout != Layout::rows && whole < n) {  // the last strip has padding rows
         data += whole * kStrip * w.row_bytes();
-        float part[64 * kStrip], *y = p.y + row + whole * kStrip;
-        for (int64_t t0 = 0; t0 < x.rows; t0 += 64) {
-            const int64_t nt = std::min<int64_t>(64, x.rows - t0);
-            kernels.strip[int(w.type)](data, 1, x.q8, t0, nt, part, kStrip);
+        float part[64 * kStrip], *y = of.y + row + whole * kStrip;
+        for (int64_t t0 = 0; t0 < of.n; t0 += 64) {
+            const int64_t nt = std::min<int64_t>(64, of.n - t0);
+            kernels.strip[int(w.type)](data, 1, x.q8, of.first + t0, nt, part, kStrip);
             for (int64_t t = 0; t < nt; t++) {
                 std::copy_n(part + t * kStrip, rows % kStrip, y + (t0 + t) * ldy);
             }
         }
     }
-    if (p.bias) {
-        for (int64_t t = 0; t < x.rows; t++) {
-            kernels.add_scaled[kF32](p.y + t * ldy + row, 1, p.bias + row, rows);
+    if (bias) {
+        for (int64_t t = 0; t < of.n; t++) {
+            kernels.add_scaled[kF32](of.y + t * ldy + row, 1, bias + row, rows);
         }
     }
 }
@@ -78,11 +87,10 @@ void some_strips(const cpu::Kernels& kernels, const Product& p, int64_t first, i
 }  // namespace
 
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products) {
-    const auto strips = [](const Product& p) { return (p.w.rows + kStrip - 1) / kStrip; };
     OpTimer timer(context.profile, "matmul");
     int64_t total = 0, bytes = 0;
     for (const Product& p : products) {
-        total += strips(p);
+        total += strips_of(p.w);
         bytes += p.w.bytes();
     }
     timer.read(uint64_t(bytes));
@@ -90,10 +98,42 @@ void matmul(Context& context, const Input& x, std::initializer_list<Product> pro
     context.threads.run(total, grain, [&](int64_t begin, int64_t end, int) {
         int64_t first = 0;
         for (const Product& p : products) {
-            const int64_t n = strips(p);
+            const int64_t n = strips_of(p.w);
             const int64_t from = std::max(begin, first), to = std::min(end, first + n);
-            if (from < to) some_strips(context.kernels, p, from - first, to - from, x);
+            if (from < to) {
+                some_strips(context.kernels, p.w, p.bias, from - first, to - from, x,
+                            {0, x.rows, p.y, p.w.rows});
+            }
             first += n;
+        }
+    });
+}
+
+void matmul_heads(Context& context, const Input& x, const Matrix* w, int64_t n_head,
+                  const Heads& y) {
+    OpTimer timer(context.profile, "matmul_heads");
+    const int64_t strips = strips_of(w[0]), rows = x.rows / n_head, bytes = n_head * w[0].bytes();
+    timer.read(uint64_t(bytes));
+    const int64_t grain = grain_for(context, n_head * strips, bytes, rows);
+    context.threads.run(n_head * strips, grain, [&](int64_t begin, int64_t end, int) {
+        for (int64_t h = begin / strips; h * strips < end; h++) {
+            const int64_t from = std::max<int64_t>(begin - h * strips, 0);
+            const int64_t to = std::min(end - h * strips, strips);
+            some_strips(context.kernels, w[h], nullptr, from, to - from, x,
+                        {h * rows, rows, y.x + h * y.head, y.row});
+        }
+    });
+}
+
+void copy_heads(Context& context, const Heads& from, int64_t n, int64_t n_head, int64_t width,
+                const Heads& to) {
+    const OpTimer timer(context.profile, "copy_heads");
+    context.threads.run(n, cpu::row_grain(n_head * width), [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = begin; t < end; t++) {
+            for (int64_t h = 0; h < n_head; h++) {
+                std::copy_n(from.x + t * from.row + h * from.head, width,
+                            to.x + t * to.row + h * to.head);
+            }
         }
     });
 }
@@ -139,11 +179,12 @@ Input InputBuffer::prepare(Context& context, const float* x, int64_t rows, int64
 }
 
 void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows,
-              int64_t n, float* y) {
+              int64_t n, float* y, int64_t stride) {
     const OpTimer timer(context.profile, "rms_norm");
+    if (stride == 0) stride = n;
     context.threads.run(rows, cpu::row_grain(n), [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) {
-            context.kernels.rms_norm[kF32](x + t * n, weight, eps, n, y + t * n);
+            context.kernels.rms_norm[kF32](x + t * stride, weight, eps, n, y + t * stride);
         }
     });
 }

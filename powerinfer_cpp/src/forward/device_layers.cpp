@@ -307,7 +307,8 @@ void DeviceForward::launch_matrices(int64_t i) {
 ggml::KvLayer DeviceForward::kv_layer(int64_t i) const {
     const auto type = ggml::DType(params_.type_k);
     const KvRuns runs = kv_runs(model_.layers[size_t(i)], type);
-    ggml::KvLayer kv{type, runs.n_head_kv, runs.head_dim, nullptr, nullptr, page_bytes()};
+    ggml::KvLayer kv{type,    runs.n_head_kv, runs.head_dim, runs.v_head_dim,
+                     nullptr, nullptr,        page_bytes()};
     kv.k = kv_.get() + page_bytes() - kv_page_bytes(model_.layers, i, type);
     kv.v = kv.k + runs.n_head_kv * runs.k_bytes;
     return kv;

@@ -5,6 +5,7 @@
 
 #include "forward/device_forward.h"
 #include "forward/ffn.h"
+#include "forward/latent.h"
 #include "ggml/math.h"
 #include "ggml/status.h"
 
@@ -147,10 +148,14 @@ void attention(const Pass& p, int64_t layer, const Attention& a, const float* x,
     const int64_t n = b.batch.n;
 
     p.record.squares(p.context, PI_INPUT_ATTENTION, layer, 0, x, n);
-    const bool q8 = a.q.quantised() || a.k.quantised() || a.v.quantised();
-    const Input input = b.input.prepare(p.context, x, n, p.model.config.n_embd, q8);
-    project_heads(p, a, input);
-    norm_and_rope(p, a, a.q_norm, a.n_head, b.q);
+    if (a.latent) {
+        latent_queries_and_keys(p, a, x);
+    } else {
+        const bool q8 = a.q.quantised() || a.k.quantised() || a.v.quantised();
+        const Input input = b.input.prepare(p.context, x, n, p.model.config.n_embd, q8);
+        project_heads(p, a, input);
+        norm_and_rope(p, a, a.q_norm, a.n_head, b.q);
+    }
     if (a.growth != 0) grow(p, a, b.q);
 
     const ggml::KvLayer kv = p.kv.layer(a.kv_of >= 0 ? a.kv_of : layer);
@@ -162,6 +167,7 @@ void attention(const Pass& p, int64_t layer, const Attention& a, const float* x,
     }
     ggml::attention(p.context, kv, a.n_head, {a.scale, a.softcap, a.sinks}, b.attention_rows, n,
                     b.q, b.attention, b.attended);
+    if (a.latent) latent_results(p, a);
 
     p.record.squares(p.context, PI_INPUT_ATTENTION_OUTPUT, layer, 0, b.attended, n);
     const Input attended = b.input.prepare(p.context, b.attended, n, a.out_dim(), a.o.quantised());

@@ -8,7 +8,8 @@ KvRuns kv_runs(const Layer& layer, ggml::DType type) {
     const auto* a = layer.find<Attention>();
     if (!a || a->kv_of >= 0) return {};
     const auto run = [&](int64_t width) { return kKvPage * ggml::info(type).size(width); };
-    return {a->n_head_kv, a->head_dim, a->v_head_dim, run(a->head_dim), run(a->v_head_dim)};
+    const int64_t v_bytes = a->latent ? 0 : run(a->v_head_dim);
+    return {a->n_head_kv, a->head_dim, a->v_head_dim, run(a->head_dim), v_bytes};
 }
 
 int64_t kv_page_bytes(const std::vector<Layer>& layers, int64_t first, ggml::DType type) {
@@ -52,7 +53,7 @@ void KvPages::each_run(int32_t page, const F& f) const {
         for (int64_t h = 0; h < runs.n_head_kv; h++, at += runs.k_bytes) {
             f(at, runs.k_bytes, runs.head_dim, true);
         }
-        for (int64_t h = 0; h < runs.n_head_kv; h++, at += runs.v_bytes) {
+        for (int64_t h = 0; runs.v_bytes && h < runs.n_head_kv; h++, at += runs.v_bytes) {
             f(at, runs.v_bytes, runs.v_head_dim, false);
         }
     }
@@ -89,8 +90,8 @@ ggml::KvLayer KvPages::layer(int64_t i) const {
     uint8_t* keys = memory_;
     for (int64_t before = 0; before < i; before++) keys += runs_[size_t(before)].bytes();
     const KvRuns& runs = runs_[size_t(i)];
-    return {type_,      runs.n_head_kv, runs.head_dim, keys, keys + runs.n_head_kv * runs.k_bytes,
-            page_bytes_};
+    uint8_t* const values = runs.v_bytes ? keys + runs.n_head_kv * runs.k_bytes : nullptr;
+    return {type_, runs.n_head_kv, runs.head_dim, runs.v_head_dim, keys, values, page_bytes_};
 }
 
 }  // namespace powerinfer

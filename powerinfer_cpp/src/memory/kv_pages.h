@@ -27,7 +27,8 @@ class DeviceKv {
 };
 
 // The keys and values of a layer in a page: a run of kKvPage positions for each head of the keys,
-// then of the values. No runs where a layer has no attention, or reads those of another one.
+// then of the values. No runs where a layer has no attention, or reads those of another one, and
+// none of values where keys hold them.
 struct KvRuns {
     int64_t n_head_kv = 0, head_dim = 0, v_head_dim = 0;
     int64_t k_bytes = 0, v_bytes = 0;  // of a run

@@ -9,8 +9,8 @@ namespace {
 // The widest input of a product, rounded up to whole blocks of activations.
 int64_t widest(const Model& m, const LargestSizes& sizes) {
     const Config& c = m.config;
-    const int64_t n =
-        std::max({c.n_embd, sizes.out_dim, sizes.n_ff, c.predictor_rank, m.layer_embd.width});
+    const int64_t n = std::max(
+        {c.n_embd, sizes.out_dim, sizes.by_head, sizes.n_ff, c.predictor_rank, m.layer_embd.width});
     return (n + ggml::kQ - 1) / ggml::kQ * ggml::kQ;
 }
 
@@ -24,13 +24,16 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     const int64_t rows = p.n_ubatch, n_ff = sizes.n_ff;
     input = ggml::InputBuffer(carver, rows, widest(model, sizes));
     carver.take(attention_rows, {rows});
-    attention = ggml::AttentionScratch(carver, threads, rows, p.n_ctx, sizes.n_head, sizes.head_dim,
-                                       sizes.q_dim);
+    const int64_t latents = ggml::kKvPage * ggml::info(ggml::DType(p.type_k)).size(sizes.latent);
+    attention = ggml::AttentionScratch(
+        carver, threads, rows, p.n_ctx,
+        {sizes.n_head, sizes.head_dim, sizes.v_head_dim, sizes.attended, latents});
     for (float** to : {&x, &normed, &out, &ffn_out}) carver.take(*to, {rows, c.n_embd});
     carver.take(q, {rows, sizes.q_dim});
-    carver.take(attended, {rows, sizes.out_dim});
+    carver.take(attended, {rows, sizes.attended});
     carver.take(k, {rows, sizes.k_dim});
     carver.take(v, {rows, sizes.v_dim});
+    carver.take(by_head, {rows, sizes.by_head});
     if (!in_store) {
         for (float** to : {&gate, &up}) carver.take(*to, {rows, n_ff});
     }

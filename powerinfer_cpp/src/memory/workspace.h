@@ -27,9 +27,10 @@ struct Workspace {
     float *x = nullptr, *normed = nullptr;     // [rows, n_embd]: residual stream, its norm
     float *out = nullptr, *ffn_out = nullptr;  // [rows, n_embd]: to be added to x
     // Sizes of layers and their parts are those of the largest.
-    float *q = nullptr, *attended = nullptr;  // [rows, q_dim], [rows, out_dim]
+    float *q = nullptr, *attended = nullptr;  // [rows, q_dim], [rows, attended]
     float *k = nullptr, *v = nullptr;         // [rows, k_dim], [rows, v_dim]
     float *gate = nullptr, *up = nullptr;     // [rows, n_ff]
+    float* by_head = nullptr;                 // of latents: [rows, by_head]
     std::vector<float*> cos_sin;              // of each table of RoPE: [rows, n_rot]
     // Of Model::layer_embd: the embeddings of all layers, a row of its table, and the gates of one
     // layer.

@@ -14,8 +14,16 @@ LargestSizes largest_sizes(const std::vector<Layer>& layers) {
                                   raise(most.head_dim, a.head_dim);
                                   raise(most.q_dim, a.q_dim());
                                   raise(most.k_dim, a.k_dim());
-                                  raise(most.v_dim, a.v_dim());
+                                  raise(most.v_head_dim, a.v_head_dim);
+                                  raise(most.attended, a.attended_dim());
                                   raise(most.out_dim, a.out_dim());
+                                  if (!a.latent) return raise(most.v_dim, a.v_dim());
+                                  const Latent& l = *a.latent;
+                                  raise(most.latent, a.v_head_dim);
+                                  raise(most.attended, a.out_dim());
+                                  raise(most.attended, a.n_head * (l.nope + a.rotating()));
+                                  raise(most.by_head, a.attended_dim());
+                                  raise(most.by_head, std::max(l.q_rank, a.n_head * l.nope));
                               },
                               [&](const Router& r) {
                                   raise(most.n_expert, r.how.n_expert);

@@ -29,6 +29,19 @@ struct NormWeights {
 // Matrices are [outputs, inputs]. A null pointer or an empty matrix means that the model has no
 // such weight.
 
+// What attention over latents (MLA, arXiv 2405.04434) has of its own. All heads share one key: the
+// latent of a position behind its norm, and values that rotate. The latent is the value, too, so
+// that the cache has it once. The matrices that would make the heads' keys and values of it are
+// applied to queries and to results instead, for every row.
+struct Latent {
+    int64_t nope = 0;                    // values of a head's query that do not rotate
+    int64_t out = 0;                     // values that a head gives
+    int64_t q_rank = 0;                  // of the latent of queries; 0: they have none
+    ggml::Matrix q_a;                    // [q_rank, n_embd]
+    const float* q_a_norm = nullptr;     // [q_rank]
+    std::vector<ggml::Matrix> k_b, v_b;  // of each head: [v_head_dim, nope], [out, v_head_dim]
+};
+
 // Attention over the positions of a sequence, with keys and values in the cache.
 struct Attention {
     int64_t n_head = 0;      // of queries
@@ -48,6 +61,9 @@ struct Attention {
     // their norm and rotation.
     ggml::Matrix q, k, v, o;
     const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr, *o_bias = nullptr;
+    // With a latent q has [n_head * (nope + the values that rotate), q_rank or n_embd], there is no
+    // v, and k_norm is the latent's.
+    std::optional<Latent> latent;
     // Over each head: with RMSNorm [head_dim], with LayerNorm (which has no bias here)
     // [n_head | n_head_kv, head_dim]. Or over the whole row: [q_dim | k_dim].
     const float *q_norm = nullptr, *k_norm = nullptr;
@@ -56,7 +72,9 @@ struct Attention {
     int64_t q_dim() const { return n_head * head_dim; }
     int64_t k_dim() const { return n_head_kv * head_dim; }
     int64_t v_dim() const { return n_head_kv * v_head_dim; }
-    int64_t out_dim() const { return n_head * v_head_dim; }
+    int64_t attended_dim() const { return n_head * v_head_dim; }
+    int64_t out_dim() const { return latent ? n_head * latent->out : attended_dim(); }
+    int64_t rotating() const { return head_dim - v_head_dim; }  // values of a key beside a latent
 };
 
 // Chooses experts for each row. The next feed-forward part of the layer computes them.
@@ -160,7 +178,10 @@ struct Layer {
 
 // The largest sizes of the parts of all layers, for memory that they share; 0: no such part.
 struct LargestSizes {
-    int64_t n_head = 0, head_dim = 0, q_dim = 0, k_dim = 0, v_dim = 0, out_dim = 0;
+    int64_t n_head = 0, head_dim = 0, v_head_dim = 0, q_dim = 0, k_dim = 0, v_dim = 0;
+    int64_t attended = 0,
+            out_dim = 0;              // results of attention and what becomes of them, inputs of o
+    int64_t latent = 0, by_head = 0;  // v_head_dim of latents; values of heads apart
     int64_t n_ff = 0, n_expert = 0, n_used = 0;
 };
 LargestSizes largest_sizes(const std::vector<Layer>& layers);

@@ -57,7 +57,7 @@ void store_kv(DeviceStream* stream, const KvLayer&, const KvSlot*, int, const fl
 }
 void attention(DeviceStream* stream, const KvLayer& kv, int, float, const DeviceAttentionRow* rows,
                int n, const float*, const DeviceAttentionScratch&, float*) {
-    const double position = double(2 * kv.n_head_kv * kv.position_bytes());
+    const double position = double(2 * kv.n_head_kv * kv.key_bytes());
     of(stream).put(kAttention, [=](Timeline& t) {
         int64_t positions = 0;
         for (int i = 0; i < n; i++) positions += rows[i].end - rows[i].first;

@@ -117,9 +117,9 @@ const std::vector<Family>& all_families() {
     static const std::vector<Family> all = [] {
         std::vector<Family> found;
         for (const auto* group :
-             {&kLlamaFamilies, &kMixtureFamilies, &kGraniteFamilies, &kDenseFamilies,
-              &kFalconFamilies, &kGemmaFamilies, &kGemma4Families, &kGpt2Families, &kGptOssFamilies,
-              &kOptFamilies, &kSmallThinkerFamilies, &kStableLmFamilies}) {
+             {&kLlamaFamilies, &kMixtureFamilies, &kDeepSeekFamilies, &kGraniteFamilies,
+              &kDenseFamilies, &kFalconFamilies, &kGemmaFamilies, &kGemma4Families, &kGpt2Families,
+              &kGptOssFamilies, &kOptFamilies, &kSmallThinkerFamilies, &kStableLmFamilies}) {
             found.insert(found.end(), group->begin(), group->end());
         }
         return found;
@@ -249,9 +249,6 @@ LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer) {
         s.head_dim = c.n_embd / n_head;
     }
     s.v_head_dim = read(".attention.value_length", 1, kMany, s.head_dim);
-    if (s.v_head_dim != s.head_dim) {
-        refuse(gguf, Code::format, "keys and values of different lengths are not supported");
-    }
     s.n_expert = read(".expert_count", 0, 4096, 0);
     s.n_expert_used = read(".expert_used_count", 0, s.n_expert, 0);
     if (s.n_expert && !s.n_expert_used) {

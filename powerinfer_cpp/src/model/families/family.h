@@ -25,6 +25,7 @@ extern const std::vector<Family> kLlamaFamilies;         // llama.cpp: llama, ba
 extern const std::vector<Family> kMixtureFamilies;       // mixtures.cpp: glm4moe, olmoe, hunyuan...
 extern const std::vector<Family> kGraniteFamilies;       // granite.cpp: granite, granitemoe
 extern const std::vector<Family> kDenseFamilies;         // dense.cpp: near Llama
+extern const std::vector<Family> kDeepSeekFamilies;      // deepseek.cpp: deepseek2, mistral4
 extern const std::vector<Family> kFalconFamilies;        // falcon.cpp
 extern const std::vector<Family> kGemmaFamilies;         // gemma.cpp: gemma, gemma2, gemma3
 extern const std::vector<Family> kGemma4Families;        // gemma4.cpp
@@ -83,6 +84,7 @@ struct LayerForm {
     const char* ffn_post_norm = "";
     bool parallel = false;  // what attention gives is added with what the FFN gives
     bool gated = true;
+    bool latent = false;  // attention is over latents, see Latent
     // Norms of queries and keys; nothing: the family has none. With `some_lack_norms` the file
     // decides.
     std::optional<Attention::Norms> head_norms;
@@ -149,6 +151,9 @@ class Weights {
     // The same without attn_v if the file lacks it, and without keys and values if another layer
     // has them.
     void attention_without_values(int64_t i);
+    // The same of attention over latents, whose sizes it completes: attn_q, or attn_q_a, its norm
+    // and attn_q_b; attn_kv_a_mqa and attn_kv_a_norm; attn_k_b and attn_v_b; attn_output.
+    void latent_attention(int64_t i);
     // attn_q_norm and attn_k_norm of layer i.
     void head_norms(int64_t i);
     // position_embd.weight.

@@ -374,7 +374,7 @@ void Weights::layer(int64_t i, const LayerForm& form) {
     attention_part.scale = form.scale;
     if (form.parallel) attention_part.add = LayerPart::Add::with_next;
     Attention& a = std::get<Attention>(attention_part.op);
-    attention(i);
+    form.latent ? latent_attention(i) : attention(i);
     if (form.head_norms) {
         a.norms = *form.head_norms;
         if (!form.some_lack_norms || has(blk(i, "attn_q_norm.weight"))) head_norms(i);
