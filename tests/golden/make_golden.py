@@ -30,6 +30,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+from latents import LATENTS  # noqa: E402
 from mixtures import MIXTURES  # noqa: E402
 
 ROOT = HERE.parents[1]
@@ -321,20 +322,30 @@ CASES: dict[str, dict[str, Any]] = {
         },
         "n_tokens": 16,
     },
+    **LATENTS,
 }
+
+
+def class_for(config: dict[str, Any]) -> Any:
+    """transformers' class for a config.json; the automatic one does not list all."""
+    from transformers import AutoModelForCausalLM, Mistral4ForCausalLM
+
+    return Mistral4ForCausalLM if config["model_type"] == "mistral4" else AutoModelForCausalLM
 
 
 def build(config: dict[str, Any]) -> Any:
     """transformers' model of a config.json, random weights; bamboo: ReLU on both sides."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     skipped = ("model_type", "architectures", "torch_dtype", "dtype", "transformers_version")
     values = {k: v for k, v in config.items() if k not in skipped}
     is_bamboo = config["model_type"] == "bamboo"
     known = AutoConfig.for_model("llama" if is_bamboo else config["model_type"], **values)
     with torch.random.fork_rng():
-        model = AutoModelForCausalLM.from_config(known, attn_implementation="eager")
+        kind = class_for(config)
+        make = kind.from_config if hasattr(kind, "from_config") else kind._from_config
+        model = make(known, attn_implementation="eager")
     if is_bamboo:
         for layer in model.model.layers:
             mlp = layer.mlp
@@ -356,11 +367,10 @@ def checkpoint_logits(folder: Path, tokens: np.ndarray) -> np.ndarray:
     """What transformers computes from the weights as they lie in the folder."""
     import torch
     from safetensors.torch import load_file
-    from transformers import AutoModelForCausalLM
 
     config = json.loads((folder / "config.json").read_text())
     if config["model_type"] != "bamboo":  # which transformers does not know
-        model = AutoModelForCausalLM.from_pretrained(
+        model = class_for(config).from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         )
         return logits(model.eval(), tokens)

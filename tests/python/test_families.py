@@ -114,6 +114,13 @@ KEYS: dict[str, dict[str, Any]] = {
         "stablelm.attention.layer_norm_epsilon": np.float32(1e-5),
         "powerinfer.ffn.activation": None,
     },
+    "deepseek-v2": {
+        "deepseek2.attention.q_lora_rank": None,
+        "deepseek2.expert_gating_func": 1,
+        "deepseek2.expert_group_count": 3,
+        "deepseek2.expert_weights_norm": False,
+        "powerinfer.ffn.activation": None,
+    },
     "falcon-7b": {
         "falcon.tensor_data_layout": "jploski",
         "falcon.attention.head_count_kv": 1,

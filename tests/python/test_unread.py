@@ -28,12 +28,14 @@ from powerinfer_cpp import Llama
 
 CASES = {
     "llama": "llama-silu-tied",
+    "deepseek2": "deepseek-v3",
     "falcon": "falcon-7b",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "gpt2": "gpt2",
     "gpt-oss": "gpt-oss",
+    "mistral4": "mistral4",
     "mixtral": "mixtral",
     "opt": "opt",
     "phi3": "phi3-window",

@@ -25,6 +25,8 @@ _DEFAULTS = {
     "granite": ("silu", "relu"),
     "granitemoe": ("silu", "relu"),
     "phimoe": ("silu", "relu"),
+    "deepseek2": ("silu", "relu"),
+    "mistral4": ("silu", "relu"),
     "falcon": ("gelu", "relu"),
     "gemma": ("gelu_tanh", "relu"),
     "gemma2": ("gelu_tanh", "relu"),

@@ -88,11 +88,13 @@ def read_rope(
     n_ctx: int,
     default_theta: float = 10000.0,
     default_part: float = 1.0,
+    whole: bool = False,
 ) -> Rope:
     """Reads rope_parameters (transformers 5) or rope_theta and rope_scaling (transformers 4).
 
-    default_part: the share of a head that rotates if config.json does not say. Raises
-    ModelFormatError for malformed descriptions, UnsupportedModelError for unknown kinds.
+    default_part: the share of a head that rotates if config.json does not say. whole: head_dim
+    values rotate, whatever share config.json gives. Raises ModelFormatError for malformed
+    descriptions, UnsupportedModelError for unknown kinds.
     """
     new, old = (_section(config, key) for key in ("rope_parameters", "rope_scaling"))
     where = f"{config.path}: {'rope_parameters' if new else 'rope_scaling'}"
@@ -113,7 +115,8 @@ def read_rope(
         divisors = np.full(head_dim // 2, _STILL)
         divisors[:turns] = number("factor", 1.0)
         return Rope(theta, head_dim, divisors=divisors)
-    n_rot = int(head_dim * number("partial_rotary_factor", part))
+    part = number("partial_rotary_factor", part)
+    n_rot = head_dim if whole else int(head_dim * part)
     if n_rot % 2 or not 0 < n_rot <= head_dim:
         raise UnsupportedModelError(
             f"{config.path}: a rotation of {n_rot} of {head_dim} values of a head is not supported"

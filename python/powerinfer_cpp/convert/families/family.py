@@ -116,9 +116,7 @@ class Family:
             yield uint32(f"{arch}.rope.dimension_count", self.rope.n_rot)
         yield uint32(f"{arch}.attention.head_count", self.n_head)
         yield uint32(f"{arch}.attention.head_count_kv", self.n_head_kv)
-        if self.head_dim * self.n_head != self.n_embd:
-            yield uint32(f"{arch}.attention.key_length", self.head_dim)
-            yield uint32(f"{arch}.attention.value_length", self.head_dim)
+        yield from self.head_entries()
         yield float32(f"{arch}.attention.{self.norm_epsilon}", self.norm_eps)
         if self.window:
             yield uint32(f"{arch}.attention.sliding_window", self.window)
@@ -128,6 +126,12 @@ class Family:
             yield uint32(f"{arch}.expert_used_count", self.n_expert_used)
         if self.rope:
             yield from self.rope.entries(arch)
+
+    def head_entries(self) -> Iterator[Entry]:
+        """The widths of heads, unless they follow from other sizes."""
+        if self.head_dim * self.n_head != self.n_embd:
+            yield uint32(f"{self.architecture}.attention.key_length", self.head_dim)
+            yield uint32(f"{self.architecture}.attention.value_length", self.head_dim)
 
     def pattern_entries(self) -> Iterator[Entry]:
         """Which layers have the window: nothing if as usual, a period, or a flag for each layer."""
