@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Write powerinfer_cpp/src/tokenizer/unicode_tables.inc: which code points are letters
-of which case, marks, numbers, punctuation or white space.
+of which case, marks, numbers, punctuation, symbols or white space.
 
   make_unicode_tables.py [--module unicodedata2]
 
@@ -21,15 +21,15 @@ OUTPUT = pathlib.Path(__file__).parents[1] / "powerinfer_cpp/src/tokenizer/unico
 
 
 def kind(code_point: int, data: ModuleType) -> str:
-    """LU, LL and LO for upper case with title case, lower case and other letters; M, N or P; S for
-    white space; "" for anything else."""
+    """LU, LL and LO for upper case with title case, lower case and other letters; M, N or P; Y for
+    symbols; S for white space; "" for anything else."""
     category = data.category(chr(code_point))
     # The property White_Space: the separators, and these controls.
     if category[0] == "Z" or code_point in (*range(0x09, 0x0E), 0x85):
         return "S"
     if category[0] == "L":
         return {"Lu": "LU", "Lt": "LU", "Ll": "LL"}.get(category, "LO")
-    return category[0] if category[0] in "MNP" else ""
+    return {"S": "Y"}.get(category[0], category[0] if category[0] in "MNP" else "")
 
 
 def ranges(data: ModuleType) -> list[tuple[int, int, str]]:

@@ -89,6 +89,29 @@ KNOWN: dict[str, tuple[dict[str, Any], bool]] = {
     "smaug-bpe": (sequence(isolated(WORDS % "{1,3}"), byte_level(False)), False),
     "qwen2": (sequence(isolated(WORDS % ""), byte_level(False)), False),
     "gpt-4o": (sequence(isolated(CASED), byte_level(False)), False),
+    "kimi-k2": (
+        sequence(
+            isolated(
+                r"[\p{Han}]+|"
+                + CASED.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace(r"\n/]", r"\n]")
+            ),
+            byte_level(False),
+        ),
+        False,
+    ),
+    "deepseek-v3": (
+        sequence(
+            isolated(r"\p{N}{1,3}"),
+            isolated("[一-龥\u3040-ゟ゠-ヿ]+"),
+            isolated(
+                "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+"
+                r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+                r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+            byte_level(False),
+        ),
+        False,
+    ),
     "deepseek-coder": (
         sequence(
             isolated(r"[\r\n]"),

@@ -18,7 +18,7 @@ struct KindRange {
 
 constexpr CharKind LU = CharKind::upper, LL = CharKind::lower, LO = CharKind::letter,
                    M = CharKind::mark, N = CharKind::number, P = CharKind::punctuation,
-                   S = CharKind::space;
+                   Y = CharKind::symbol, S = CharKind::space;
 
 const KindRange kind_ranges[] = {
 #include "tokenizer/unicode_tables.inc"
@@ -88,7 +88,15 @@ bool space(const Char& c) {
 }
 // [^\s\p{L}\p{N}]
 bool symbol(const Char& c) {
-    return c.kind == CharKind::other || c.kind == P || c.kind == M;
+    return c.kind == CharKind::other || c.kind == P || c.kind == M || c.kind == Y;
+}
+// [\p{L}\p{M}]
+bool letter_or_mark(const Char& c) {
+    return letter(c) || c.kind == M;
+}
+// [\p{P}\p{S}]
+bool punctuation_or_symbol(const Char& c) {
+    return c.kind == P || c.kind == Y;
 }
 bool blank(const Char& c) {
     return c.point == ' ';
@@ -106,6 +114,13 @@ bool line_break_or_slash(const Char& c) {
 // [^\r\n\p{L}\p{N}]
 bool word_lead(const Char& c) {
     return !line_break(c) && !letter(c) && !number(c);
+}
+// [^\r\n\p{L}\p{P}\p{S}]
+bool deepseek3_lead(const Char& c) {
+    return !line_break(c) && !letter(c) && !punctuation_or_symbol(c);
+}
+bool ascii_letter(const Char& c) {
+    return (c.point | 0x20) >= 'a' && (c.point | 0x20) <= 'z';
 }
 bool ascii_digit(const Char& c) {
     return c.point >= '0' && c.point <= '9';
@@ -161,6 +176,31 @@ bool deepseek_ideograph(const Char& c) {
     return in_ranges(ranges, c.point);
 }
 
+// [一-龥぀-ゟ゠-ヿ]
+bool deepseek3_ideograph(const Char& c) {
+    return (c.point >= 0x4E00 && c.point <= 0x9FA5) || (c.point >= 0x3040 && c.point <= 0x30FF);
+}
+
+// \p{Han}
+bool han(const Char& c) {
+    static const uint32_t ranges[][2] = {
+        {0x2E80, 0x2E99},   {0x2E9B, 0x2EF3},   {0x2F00, 0x2FD5},   {0x3005, 0x3005},
+        {0x3007, 0x3007},   {0x3021, 0x3029},   {0x3038, 0x303B},   {0x3400, 0x4DBF},
+        {0x4E00, 0x9FFF},   {0xF900, 0xFA6D},   {0xFA70, 0xFAD9},   {0x16FE2, 0x16FE3},
+        {0x16FF0, 0x16FF1}, {0x20000, 0x2A6DF}, {0x2A700, 0x2B739}, {0x2B740, 0x2B81D},
+        {0x2B820, 0x2CEA1}, {0x2CEB0, 0x2EBE0}, {0x2EBF0, 0x2EE5D}, {0x2F800, 0x2FA1D},
+        {0x30000, 0x3134A}, {0x31350, 0x323AF},
+    };
+    return in_ranges(ranges, c.point);
+}
+// [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]], and for lower case
+bool not_lower_nor_han(const Char& c) {
+    return not_lower(c) && !han(c);
+}
+bool not_upper_nor_han(const Char& c) {
+    return not_upper(c) && !han(c);
+}
+
 // ---- Parts of expressions -----------------------------------------------------------------------
 
 template <Is is>
@@ -213,17 +253,27 @@ const Char* gpt2_piece(const Char* at, const Char* end) {
     return last == at ? spaces(at, end) : last;
 }
 
+// \p{N}{1,digits}
+template <ptrdiff_t digits>
+const Char* some_digits(const Char* at, const Char* end) {
+    return skip<number>(at, std::min(end, at + std::min(end - at, digits)));
+}
+
+// \s*[\r\n]+|\s+(?!\S)|\s+
+const Char* lines_or_spaces(const Char* at, const Char* end) {
+    // The last line break of the run of white space ends a piece.
+    const Char* last = skip<space>(at, end);
+    while (last > at && !line_break(last[-1])) last--;
+    return last > at ? last : spaces(at, end);
+}
+
 // \p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[tail]*|\s*[\r\n]+|\s+(?!\S)|\s+
 template <ptrdiff_t digits, Is tail>
 const Char* not_a_word(const Char* at, const Char* end) {
-    const Char* last = skip<number>(at, std::min(end, at + std::min(end - at, digits)));
+    const Char* last = some_digits<digits>(at, end);
     if (last > at) return last;
     last = led_run<blank, symbol>(at, end);
-    if (last > at) return skip<tail>(last, end);
-    // The last line break of the run of white space ends a piece.
-    const Char* after = skip<space>(at, end);
-    for (last = after; last > at && !line_break(last[-1]);) last--;
-    return last > at ? last : spaces(at, end);
+    return last > at ? skip<tail>(last, end) : lines_or_spaces(at, end);
 }
 
 // (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|
@@ -235,19 +285,21 @@ const Char* llama3_piece(const Char* at, const Char* end) {
     return last > at ? last : not_a_word<digits, line_break>(at, end);
 }
 
-// U*D+ with U = not_lower and D = not_upper.
+// U*D+
+template <Is U = not_lower, Is D = not_upper>
 const Char* word_to_lower(const Char* at, const Char* end) {
-    const Char* const upper = skip<not_lower>(at, end);
-    const Char* last = skip<not_upper>(upper, end);
+    const Char* const upper = skip<U>(at, end);
+    const Char* last = skip<D>(upper, end);
     if (last > upper) return last;
     // The last D among the U's: after it none follows.
-    while (last > at && !not_upper(last[-1])) last--;
+    while (last > at && !D(last[-1])) last--;
     return last;
 }
 
 // U+D*, where U*D+ does not match: no D follows.
+template <Is U = not_lower>
 const Char* word_of_upper(const Char* at, const Char* end) {
-    return skip<not_lower>(at, end);
+    return skip<U>(at, end);
 }
 
 // [^\r\n\p{L}\p{N}]?X
@@ -260,13 +312,40 @@ const Char* led(const Char* at, const Char* end) {
 }
 
 // [^\r\n\p{L}\p{N}]?U*D+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|
-// [^\r\n\p{L}\p{N}]?U+D*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|
+// [^\r\n\p{L}\p{N}]?U+D*(?i:'s|'t|'re|'ve|'m|'ll|'d)?
+template <Is U, Is D>
+const Char* cased_word(const Char* at, const Char* end) {
+    const Char* last = led<word_to_lower<U, D>>(at, end);
+    if (last == at) last = led<word_of_upper<U>>(at, end);
+    return last > at ? contraction<true>(last, end) : at;
+}
+
+// such words with U = not_lower and D = not_upper|
 // \p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
 const Char* gpt4o_piece(const Char* at, const Char* end) {
-    const Char* last = led<word_to_lower>(at, end);
-    if (last == at) last = led<word_of_upper>(at, end);
-    if (last > at) return contraction<true>(last, end);
-    return not_a_word<3, line_break_or_slash>(at, end);
+    const Char* last = cased_word<not_lower, not_upper>(at, end);
+    return last > at ? last : not_a_word<3, line_break_or_slash>(at, end);
+}
+
+// \p{Han}+|the same words without Han|
+// \p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+const Char* kimi_piece(const Char* at, const Char* end) {
+    const Char* last = skip<han>(at, end);
+    if (last == at) last = cased_word<not_lower_nor_han, not_upper_nor_han>(at, end);
+    return last > at ? last : not_a_word<3, line_break>(at, end);
+}
+
+// [ASCII punctuation or symbol][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|
+//  ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+const Char* deepseek3_piece(const Char* at, const Char* end) {
+    if (at->point < 128 && punctuation_or_symbol(*at)) {
+        const Char* last = skip<ascii_letter>(at + 1, end);
+        if (last > at + 1) return last;
+    }
+    const Char* last = led_run<deepseek3_lead, letter_or_mark>(at, end);
+    if (last > at) return last;
+    last = led_run<blank, punctuation_or_symbol>(at, end);
+    return last > at ? skip<line_break>(last, end) : lines_or_spaces(at, end);
 }
 
 // The same without contractions, and with each digit alone.
@@ -357,6 +436,9 @@ const PreTokenizer rules[] = {
      /*has_bos*/ false},
     {" qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan grok-2 solar-open ",
      {cut<llama3_piece<1>>}},
+    {" kimi-k2 ", {cut<kimi_piece>}},
+    {" deepseek-v3 hunyuan-dense joyai-llm ",
+     {cut<some_digits<3>>, cut_runs<deepseek3_ideograph>, cut<deepseek3_piece>}},
     {" deepseek-llm ",
      {cut<one<line_break>>, cut<led_run<space, deepseek_letter>>,
       cut<led_run<space, deepseek_mark>>, cut_trailing_spaces, cut_runs<deepseek_ideograph>,

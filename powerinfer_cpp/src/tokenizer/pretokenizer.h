@@ -11,7 +11,17 @@
 namespace powerinfer {
 
 // upper: also title case. letter: neither upper nor lower case.
-enum class CharKind : uint8_t { other, upper, lower, letter, mark, number, punctuation, space };
+enum class CharKind : uint8_t {
+    other,
+    upper,
+    lower,
+    letter,
+    mark,
+    number,
+    punctuation,
+    symbol,
+    space
+};
 
 // Unicode 16.0 (unicode_tables.inc); `other` beyond U+10FFFF.
 CharKind char_kind(uint32_t code_point);

@@ -29,6 +29,8 @@ PRE_NAMES = (
     "seed-coder",
     "deepseek-llm",
     "deepseek-coder",
+    "deepseek-v3",
+    "kimi-k2",
 )
 
 # The rule of GPT-4, with up to three digits together in Llama 3, each alone in Qwen 2.
@@ -47,6 +49,8 @@ _GPT4O = (
 )
 _TEKKEN = _GPT4O.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 _SEED = _QWEN2.replace(r"\p{L}\p{N}]+[\r\n]*", r"\p{L}\p{N}\r\n]+").replace(r"\p{N}|", r"\p{N}{1}|")
+# Han apart from the words of GPT-4o.
+_KIMI = r"[\p{Han}]+|" + _GPT4O.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace("\\n/]", "\\n]")
 _GPT2 = "bytes by gpt-2's rule"
 _DIGITS, _NUMBERS = "each digit", "each number"
 _IDEOGRAPHS = "split [\u4e00-\u9fa5"
@@ -62,6 +66,15 @@ _RULES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("split " + _GPT4O,), "gpt-4o"),
     (("split " + _TEKKEN,), "tekken"),
     (("split " + _SEED,), "seed-coder"),
+    (("split " + _KIMI,), "kimi-k2"),
+    (
+        (
+            r"split \p{N}{1,3}",
+            "split [\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+            "split [!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|",
+        ),
+        "deepseek-v3",
+    ),
     (
         (
             r"split [\r\n]",
