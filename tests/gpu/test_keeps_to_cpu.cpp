@@ -74,6 +74,9 @@ void test_scores_and_rotations() {
     attention.kv_of = 0;
     CHECK(says(keeps_to_cpu(*model, 0), "another layer's keys and values"));
     attention.kv_of = -1;
+    attention.latent.emplace();
+    CHECK(says(keeps_to_cpu(*model, 0), "over latents"));
+    attention.latent.reset();
     CHECK(keeps_to_cpu(*model, 0).empty());
     model->layers[0].find<FeedForward>()->xielu.emplace();
     CHECK(says(keeps_to_cpu(*model, 0), "xIELU"));

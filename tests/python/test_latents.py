@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import reference
 from families import golden, logits, quiet, tensors_of
-from gguf_files import Spliced
+from gguf_files import Spliced, changed
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.core.gguf import Gguf
 
@@ -120,6 +120,33 @@ def test_a_router_that_names_no_kind(files: dict[str, Path], tmp_path: Path) -> 
         assert np.array_equal(logits(path), logits(files[name]))
 
 
+def older(file: Path, target: Path) -> Path:
+    """The file as llama.cpp's converter wrote it before attn_k_b and attn_v_b."""
+    tensors = tensors_of(file)
+    both = {}
+    for name, keys in tensors.items():
+        if name.endswith("attn_k_b.weight"):
+            values = tensors[name.replace("k_b", "v_b")]
+            rows = np.concatenate([keys.swapaxes(1, 2), values], axis=1)
+            both[name.replace("k_b", "kv_b")] = np.ascontiguousarray(rows.reshape(-1, 16))
+    key = "deepseek2.attention."
+    keys = {f"{key}head_count_kv": 3, f"{key}key_length": 20, f"{key}value_length": 10}
+    keys |= {f"{key}key_length_mla": None, f"{key}value_length_mla": None}
+    parts = ("attn_k_b.weight", "attn_v_b.weight")
+    return changed(
+        file, target, keys, lambda name, data: None if name.endswith(parts) else data, both
+    )
+
+
+def test_older_files(files: dict[str, Path], tmp_path: Path) -> None:
+    path = older(files["deepseek-v3"], tmp_path / "m.gguf")
+    assert "blk.0.attn_k_b.weight" not in tensors_of(path)
+    assert np.array_equal(logits(path), logits(files["deepseek-v3"]))
+    with Llama(path, n_ctx=64, verbose=False, use_mmap=False) as llm:
+        llm.eval(LONG[:40])
+        assert np.array_equal(llm.scores[39], last(files["deepseek-v3"], [LONG[:40]]))
+
+
 def test_pairs_of_halves(tmp_path: Path) -> None:
     """A checkpoint whose values rotate with those of the other half gives the same file."""
     from safetensors.numpy import load_file, save_file
@@ -191,7 +218,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"attention.key_length": 20}, "are not those of a latent"),
     ({"attention.value_length": 20}, "are not those of a latent"),
     ({"attention.head_count_kv": 3}, "are not those of a latent"),
-    ({"attention.key_length_mla": 8}, "key_length_mla is not more than"),
+    ({"attention.key_length_mla": 8}, "key is not longer than rope.dimension_count"),
     ({"attention.key_length_mla": 21}, r"attn_q_b\.weight"),
     ({"attention.value_length_mla": 11}, r"attn_v_b\.weight"),
     ({"attention.q_lora_rank": 13}, r"attn_q_a\.weight"),

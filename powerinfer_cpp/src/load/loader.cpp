@@ -135,9 +135,28 @@ class Loader {
             bundle(w, *neurons);
         } else if (const auto* stored = std::get_if<StoredBundle>(&w.target)) {
             unpack(w, *stored);
+        } else if (const auto* turned = std::get_if<Turned>(&w.target)) {
+            turn(w, *turned);
         } else {
             fill(w);
         }
+    }
+
+    // Moves rows to columns.
+    void turn(const WeightSpec& w, const Turned& target) {
+        uint8_t* const to = at(w);
+        *target.to = {ggml::DType::F32, ggml::Layout::rows, w.cols, w.rows, to};
+        const auto take = [this, &w, to](int64_t first, int64_t n, const uint8_t* from) {
+            check(w, from, first, n);
+            const ggml::Matrix rows{w.tensor->type, ggml::Layout::rows, n, w.cols, from};
+            std::vector<float> row(size_t(w.cols));
+            for (int64_t r = 0; r < n; r++) {
+                ggml::decode_row(rows, r, row.data());
+                auto* column = reinterpret_cast<float*>(to) + first + r;
+                for (int64_t c = 0; c < w.cols; c++) column[c * w.rows] = row[size_t(c)];
+            }
+        };
+        moves_.push_back({&w, 1, take});
     }
 
     void fill(const WeightSpec& w) {

@@ -66,6 +66,7 @@ uint64_t StoredBundle::bytes(int64_t n) const {
 
 uint64_t WeightSpec::bytes(int64_t n) const {
     if (const auto* s = std::get_if<StoredBundle>(&target)) return s->bytes(n);
+    if (is<Turned>()) return ggml::size_product(n, cols * int64_t(sizeof(float)));
     const int64_t full = strips() ? (n + ggml::kStrip - 1) / ggml::kStrip * ggml::kStrip : n;
     return ggml::size_product(full, ggml::info(tensor->type).size(cols));
 }
@@ -82,6 +83,7 @@ std::vector<DeviceMatrix> WeightSpec::device_matrices() const {
     const ggml::DType type = tensor->type;
     if (const auto* v = std::get_if<Vector>(&target)) return {{v->to, type, cols, true}};
     if (const auto* p = std::get_if<Product>(&target)) return {{p->to, type, cols, false}};
+    if (is<Turned>()) return {};  // of layers that keep to the CPU
     if (const auto* t = std::get_if<Table>(&target)) return {{t->to, type, cols, false}};
     if (const auto* s = std::get_if<Signs>(&target)) return {{s->to, type, cols, true}};
     if (const auto* n = std::get_if<NeuronPart>(&target)) {

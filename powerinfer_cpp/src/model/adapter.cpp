@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "base/sha256.h"
 #include "ggml/sizes.h"
@@ -47,13 +48,16 @@ void add_neurons(const Model& m, int64_t i, std::map<std::string, Targets>& all)
 
 std::map<std::string, Targets> all_targets(const Model& m) {
     std::map<std::string, Targets> all;
+    std::set<std::string> turned;  // products read them in two ways, which no adapter does
     for (const WeightSpec& w : m.weights) {
+        if (w.is<Turned>()) turned.insert(w.name);
         const auto* product = std::get_if<Product>(&w.target);
         if (!product || w.shape.size() != 2 || w.part == Part::predictor) continue;
         Targets& found = all[w.name];
         found.shape = w.shape;
         found.parts.push_back({product->to, w.row0, w.rows});
     }
+    for (const std::string& name : turned) all.erase(name);
     // A tied head reads the embedding, but its adapter has nothing to do with that.
     all.erase("token_embd.weight");
     all["output.weight"] = {{m.config.n_embd, m.config.n_vocab},

@@ -23,6 +23,9 @@ struct Vector {  // F32
 struct Product {  // weight of matmul(): packed into strips if the type has them
     ggml::Matrix* to;
 };
+struct Turned {  // transposed, in F32: few weights of old files
+    ggml::Matrix* to;
+};
 struct Table {  // rows are looked up: stays as stored
     ggml::Matrix* to;
     bool on_disk = false;  // always: it is large, and a token needs a row of it
@@ -48,7 +51,8 @@ struct StoredBundle {
     uint64_t gate_bytes(int64_t n) const;
     uint64_t bytes(int64_t n) const;
 };
-using Target = std::variant<Vector, Product, Table, Signs, NeuronPart, WholeBundle, StoredBundle>;
+using Target =
+    std::variant<Vector, Product, Turned, Table, Signs, NeuronPart, WholeBundle, StoredBundle>;
 
 // Where a weight lies once it is loaded.
 struct Location {

@@ -76,22 +76,26 @@ void Weights::latent_attention(int64_t i) {
     };
     Attention& a = *m.layers[size_t(i)].find<Attention>();
     const int64_t rank = size("kv_lora_rank"), n_rot = c.ropes[0].n_rot, n_embd = c.n_embd;
-    const int64_t width = size("key_length_mla"), n_head = a.n_head;
+    const int64_t n_head = a.n_head;
+    const auto name = [&](const char* tensor) { return blk(i, tensor); };
+    // Older files have the matrices of keys and values in one, and the sizes of the heads' own.
+    const bool older = has(name("attn_kv_b.weight")) && !has(name("attn_k_b.weight"));
+    const int64_t width = older ? a.head_dim : size("key_length_mla");
+    const int64_t out = older ? a.v_head_dim : size("value_length_mla");
+    if (older) a.n_head_kv = 1, a.head_dim = rank + n_rot, a.v_head_dim = rank;
     require(a.n_head_kv == 1 && a.head_dim == rank + n_rot && a.v_head_dim == rank,
             ggml::format("%s.attention: a key of %lld values and a value of %lld, for %lld heads, "
                          "are not those of a latent of %lld and a rotation of %lld",
                          c.architecture.c_str(), (long long)a.head_dim, (long long)a.v_head_dim,
                          (long long)a.n_head_kv, (long long)rank, (long long)n_rot));
-    require(width > n_rot, c.architecture +
-                               ".attention.key_length_mla is not more than "
-                               "rope.dimension_count");
+    require(width > n_rot,
+            c.architecture + ".attention: a head's key is not longer than rope.dimension_count");
     Latent& l = a.latent.emplace();
     l.nope = width - n_rot;
-    l.out = size("value_length_mla");
+    l.out = out;
     const double longer = stretched(gguf, c);
     a.scale = float(longer * longer / std::sqrt(double(width)));
 
-    const auto name = [&](const char* tensor) { return blk(i, tensor); };
     if (has(name("attn_q_a.weight"))) {
         l.q_rank = size("q_lora_rank");
         matrix(Part::attention, name("attn_q_a.weight"), l.q_rank, n_embd, &l.q_a);
@@ -104,7 +108,15 @@ void Weights::latent_attention(int64_t i) {
     vector(Part::norms, name("attn_kv_a_norm.weight"), rank, &a.k_norm);
     l.k_b.resize(size_t(n_head));
     l.v_b.resize(size_t(n_head));
+    const std::vector<int64_t> both{rank, n_head * (l.nope + out)};
     for (int64_t h = 0; h < n_head; h++) {
+        if (older) {  // nope rows of keys, then those of values
+            const std::string kv = name("attn_kv_b.weight");
+            const int64_t row = h * (l.nope + out);
+            rows(Part::attention, kv, both, row, l.nope, Turned{&l.k_b[size_t(h)]});
+            rows(Part::attention, kv, both, row + l.nope, out, Product{&l.v_b[size_t(h)]});
+            continue;
+        }
         rows(Part::attention, name("attn_k_b.weight"), {l.nope, rank, n_head}, h * rank, rank,
              Product{&l.k_b[size_t(h)]});
         rows(Part::attention, name("attn_v_b.weight"), {rank, l.out, n_head}, h * l.out, l.out,

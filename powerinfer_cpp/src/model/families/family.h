@@ -152,7 +152,8 @@ class Weights {
     // has them.
     void attention_without_values(int64_t i);
     // The same of attention over latents, whose sizes it completes: attn_q, or attn_q_a, its norm
-    // and attn_q_b; attn_kv_a_mqa and attn_kv_a_norm; attn_k_b and attn_v_b; attn_output.
+    // and attn_q_b; attn_kv_a_mqa and attn_kv_a_norm; attn_k_b and attn_v_b, or attn_kv_b;
+    // attn_output.
     void latent_attention(int64_t i);
     // attn_q_norm and attn_k_norm of layer i.
     void head_norms(int64_t i);
