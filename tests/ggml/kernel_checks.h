@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ggml/check.h"
+#include "ggml/random_blocks.h"
 #include "kernels/kernels.h"
 
 using namespace ggml;
@@ -25,10 +26,7 @@ std::vector<float> random_floats(int64_t n, float scale = 1) {
 }
 
 std::vector<uint8_t> random_rows(DType type, int64_t rows, int64_t cols) {
-    const std::vector<float> values = random_floats(rows * cols);
-    std::vector<uint8_t> bytes(size_t(info(type).size(rows * cols)));
-    info(type).encode(values.data(), bytes.data(), rows * cols);
-    return bytes;
+    return random_blocks(type, random_floats(rows * cols));
 }
 
 // The largest difference relative to the size of the values. Sums in another order differ by a few

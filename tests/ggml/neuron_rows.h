@@ -9,6 +9,7 @@
 
 #include "ggml/check.h"
 #include "ggml/neurons.h"
+#include "ggml/random_blocks.h"
 
 namespace ggml {
 
@@ -28,9 +29,7 @@ struct Rows {
         : values(size_t(n * cols)) {
         const DTypeInfo& format = info(type);
         const int64_t bytes = format.size(cols);
-        const Floats source = normal(n * cols, scale);
-        std::vector<uint8_t> stored(size_t(n * bytes));
-        format.encode(source.data(), stored.data(), n * cols);
+        const std::vector<uint8_t> stored = random_blocks(type, normal(n * cols, scale));
         format.decode(stored.data(), values.data(), n * cols);
         packed = stored;
         view = {type, fold && can_fold(type, cols), nullptr, bytes};

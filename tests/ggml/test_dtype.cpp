@@ -36,15 +36,17 @@ std::vector<float> noise(float scale, uint32_t seed, size_t n = kQ) {
 }
 
 void table() {
-    for (DType type :
-         {DType::F32, DType::F16, DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0,
-          DType::Q2_K, DType::Q3_K, DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL,
-          DType::IQ4_XS, DType::I8, DType::I32, DType::BF16, DType::MXFP4}) {
+    for (DType type : {DType::F32,   DType::F16,   DType::Q4_0,    DType::Q4_1,   DType::Q5_0,
+                       DType::Q5_1,  DType::Q8_0,  DType::Q2_K,    DType::Q3_K,   DType::Q4_K,
+                       DType::Q5_K,  DType::Q6_K,  DType::IQ4_NL,  DType::IQ4_XS, DType::I8,
+                       DType::I32,   DType::BF16,  DType::IQ2_XXS, DType::IQ2_XS, DType::IQ3_XXS,
+                       DType::IQ1_S, DType::IQ3_S, DType::IQ2_S,   DType::IQ1_M,  DType::MXFP4}) {
         const DTypeInfo& t = info(type);
         CHECK(t.type == type);
         CHECK(find_dtype(uint32_t(type)) == &t);
         CHECK(find_dtype(t.name) == &t);
-        CHECK((t.decode == nullptr) == (t.encode == nullptr));
+        const bool grids = std::strncmp(t.name, "IQ", 2) == 0 && t.name[2] < '4';
+        CHECK((t.encode == nullptr) == (!t.is_float() || grids));
         CHECK(t.is_float() == (type != DType::I8 && type != DType::I32));
     }
     CHECK(find_dtype("q4_0") == &info(DType::Q4_0));
@@ -290,13 +292,16 @@ void searched() {
 // bytes.
 void golden_decode() {
     const std::pair<DType, uint64_t> hashes[] = {
-        {DType::Q8_0, 0xf5c573f3f6e32cc8u},   {DType::Q4_0, 0x5b4e06bce360119au},
-        {DType::Q4_1, 0xa4ce0e9cc2ade460u},   {DType::Q5_0, 0x8a07aa04135bd8c6u},
-        {DType::Q5_1, 0x22aa63ecdf75c79fu},   {DType::Q2_K, 0xef656209ba32ecf0u},
-        {DType::Q3_K, 0xac7f3ee58b24c521u},   {DType::Q4_K, 0x74e21b5f975cf024u},
-        {DType::Q5_K, 0xe9d730beccb32a40u},   {DType::Q6_K, 0x5e06e1a220d14b65u},
-        {DType::IQ4_NL, 0x7311fd19a45691b9u}, {DType::IQ4_XS, 0x0df0b4bcea273e19u},
-        {DType::MXFP4, 0xf8f7212a7b0f6530u}};
+        {DType::Q8_0, 0xf5c573f3f6e32cc8u},    {DType::Q4_0, 0x5b4e06bce360119au},
+        {DType::Q4_1, 0xa4ce0e9cc2ade460u},    {DType::Q5_0, 0x8a07aa04135bd8c6u},
+        {DType::Q5_1, 0x22aa63ecdf75c79fu},    {DType::Q2_K, 0xef656209ba32ecf0u},
+        {DType::Q3_K, 0xac7f3ee58b24c521u},    {DType::Q4_K, 0x74e21b5f975cf024u},
+        {DType::Q5_K, 0xe9d730beccb32a40u},    {DType::Q6_K, 0x5e06e1a220d14b65u},
+        {DType::IQ4_NL, 0x7311fd19a45691b9u},  {DType::IQ4_XS, 0x0df0b4bcea273e19u},
+        {DType::IQ2_XXS, 0xbf4eff72c79b7efau}, {DType::IQ2_XS, 0xa43fd3c855846b3cu},
+        {DType::IQ3_XXS, 0x2cf7961994c21206u}, {DType::IQ1_S, 0xbb7cb28f6b4ab782u},
+        {DType::IQ3_S, 0x63e8ba8709e7ba1au},   {DType::IQ2_S, 0xff5576c1eeb4b8ffu},
+        {DType::IQ1_M, 0x7acfc82c170175bcu},   {DType::MXFP4, 0xf8f7212a7b0f6530u}};
     for (const auto& [type, expected] : hashes) {
         std::vector<uint8_t> bytes(size_t(100 * info(type).bytes));
         uint32_t seed = 9;

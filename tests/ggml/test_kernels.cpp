@@ -71,24 +71,6 @@ void test_matmul(matmul_fn fn, matmul_fn generic, DType type) {
     }
 }
 
-// Sets all scales of a block to 1.
-void set_scales(DType type, uint8_t* block) {
-    if (type == DType::MXFP4) {
-        block[0] = 128;
-        return;
-    }
-    const f16_t d = f32_to_f16(1);
-    std::vector<size_t> at = {0};
-    if (type == DType::Q4_1) at = {0, offsetof(BlockQ4_1, m)};
-    if (type == DType::Q5_1) at = {0, offsetof(BlockQ5_1, m)};
-    if (type == DType::Q2_K) at = {offsetof(BlockQ2_K, d), offsetof(BlockQ2_K, dmin)};
-    if (type == DType::Q3_K) at = {offsetof(BlockQ3_K, d)};
-    if (type == DType::Q4_K) at = {0, offsetof(BlockQ4_K, dmin)};
-    if (type == DType::Q5_K) at = {0, offsetof(BlockQ5_K, dmin)};
-    if (type == DType::Q6_K) at = {offsetof(BlockQ6_K, d)};
-    for (size_t offset : at) std::memcpy(block + offset, &d, sizeof(d));
-}
-
 void test_strip(strip_fn fn, strip_fn generic, DType type) {
     const Kernels& k = *kernels_for("generic");
     for (int64_t cols : {32, 64, 96, 256, 512, 768, 1280, 1344}) {
@@ -151,7 +133,7 @@ void test_strip(strip_fn fn, strip_fn generic, DType type) {
     const int64_t n = info(type).block;
     for (int fill : {0x00, 0x0f, 0x7f, 0x80, 0xf0, 0xff}) {
         std::vector<uint8_t> w(size_t(info(type).size(n)), uint8_t(fill)), strip(w.size() * kStrip);
-        set_scales(type, w.data());
+        set_scales(type, w.data(), f32_to_f16(1));
         pack_strip(type, w.data(), 1, n, strip.data());
         for (float sign : {1.0f, -1.0f}) {
             const Quantised x(k, std::vector<float>(size_t(n), sign * 127), 1, n);

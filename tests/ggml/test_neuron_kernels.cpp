@@ -238,9 +238,11 @@ int main() {
     const char* const* isas = cpu::isa_names(&n_isas);
     for (int i = 0; i < n_isas; i++) {
         for (DType type :
-             {DType::F32, DType::F16, DType::BF16, DType::Q4_0, DType::Q4_1, DType::Q5_0,
-              DType::Q5_1, DType::Q8_0, DType::Q2_K, DType::Q3_K, DType::Q4_K, DType::Q5_K,
-              DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS, DType::MXFP4}) {
+             {DType::F32,     DType::F16,    DType::BF16,    DType::Q4_0,   DType::Q4_1,
+              DType::Q5_0,    DType::Q5_1,   DType::Q8_0,    DType::Q2_K,   DType::Q3_K,
+              DType::Q4_K,    DType::Q5_K,   DType::Q6_K,    DType::IQ4_NL, DType::IQ4_XS,
+              DType::IQ2_XXS, DType::IQ2_XS, DType::IQ3_XXS, DType::IQ1_S,  DType::IQ3_S,
+              DType::IQ2_S,   DType::IQ1_M,  DType::MXFP4}) {
             test_kernels(type, isas[i], false);
             if (info(type).is_quantised()) test_kernels(type, isas[i], true);
             test_many(type, isas[i]);

@@ -105,14 +105,14 @@ def changed(
     source: Path,
     target: Path,
     keys: dict[str, Any] | None = None,
-    tensors: Callable[[str, np.ndarray], np.ndarray | None] = lambda _name, data: data,
+    tensors: Callable[[str, np.ndarray], Any] = lambda _name, data: data,
     added: dict[str, np.ndarray] | None = None,
 ) -> Path:
     """A copy with other values of keys (None: without the key) and of tensors (None: without it).
 
     keys: a value of the same kind as the file's takes its type. tensors gets the name and the
     elements as the file stores them, blocks as bytes; what it gives back as float32 is stored as
-    F32. added: new tensors.
+    F32; it may also give bytes and the type that they are of. added: new tensors.
     """
     reader, keys = gguf.GGUFReader(source), dict(keys or {})
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
@@ -138,7 +138,9 @@ def changed(
             writer.add_key_value(key, value, gguf.GGUFValueType[kinds[type(value)]])
     for t in reader.tensors:
         data = tensors(t.name, t.data)
-        if data is not None:
+        if isinstance(data, tuple):
+            writer.add_tensor(t.name, data[0], raw_dtype=data[1])
+        elif data is not None:
             kind = t.tensor_type if data.dtype == t.data.dtype else None
             writer.add_tensor(t.name, np.ascontiguousarray(data), raw_dtype=kind)
     for name, data in (added or {}).items():

@@ -132,6 +132,80 @@ struct BlockMXFP4 {
 };
 static_assert(sizeof(BlockMXFP4) == 17);
 
+// IQ1, IQ2 and IQ3, 8 groups of 32. A group's indices choose entries of a table (a grid, see
+// grids.h), each of which gives eight weights, or four in IQ3. Their magnitudes are multiplied by
+// signs: bit i of a byte of signs belongs to weight i of eight. Where eight weights have only seven
+// bits, the eighth makes the number of negative ones even. In IQ1 the sign is that of a shift by
+// 1/8. All members are bytes, so a block may begin at any address; words are little endian.
+//
+// w = d * (scale + 1/2) / 4 * q. Group g has eight bytes from qs[8 g] on: four indices, then a word
+// with four times seven bits of signs and the scale in its upper four bits.
+struct BlockIQ2_XXS {
+    uint8_t d[2];
+    uint8_t qs[kQK / 4];
+};
+static_assert(sizeof(BlockIQ2_XXS) == 66);
+
+// w = d * (scale + 1/2) / 4 * q, a scale per 16. Word i of qs, of 16 bits, belongs to weights 8 i
+// .. 8 i + 7: an index of nine bits, and seven bits of signs. Nibbles of scales: those of group g
+// are in byte g.
+struct BlockIQ2_XS {
+    uint8_t d[2];
+    uint8_t qs[kQK / 4];
+    uint8_t scales[kQK / 32];
+};
+static_assert(sizeof(BlockIQ2_XS) == 74);
+
+// The same with an index of ten bits: eight in qs[i], bits 8 and 9 from bit 2 (i % 4) of qh[i / 4]
+// on. Eight bits of signs.
+struct BlockIQ2_S {
+    uint8_t d[2];
+    uint8_t qs[kQK / 8];
+    uint8_t signs[kQK / 8];
+    uint8_t qh[kQK / 32];
+    uint8_t scales[kQK / 32];
+};
+static_assert(sizeof(BlockIQ2_S) == 82);
+
+// w = d * (scale + 1/2) / 2 * q. qs[i] is the index of weights 4 i .. 4 i + 3. Word g of scales, of
+// 32 bits, has the signs and the scale of group g as in IQ2_XXS.
+struct BlockIQ3_XXS {
+    uint8_t d[2];
+    uint8_t qs[kQK / 4];
+    uint8_t scales[kQK / 8];
+};
+static_assert(sizeof(BlockIQ3_XXS) == 98);
+
+// w = d * (2 * scale + 1) * q. Bit 8 of index i is bit i % 8 of qh[i / 8]. Eight bits of signs. The
+// scale of group g is nibble g of scales.
+struct BlockIQ3_S {
+    uint8_t d[2];
+    uint8_t qs[kQK / 4];
+    uint8_t qh[kQK / 32];
+    uint8_t signs[kQK / 8];
+    uint8_t scales[kQK / 64];
+};
+static_assert(sizeof(BlockIQ3_S) == 110);
+
+// w = d * (2 * scale + 1) * (q + shift). Word g of qh, of 16 bits, has bits 8 to 10 of the indices
+// qs[4 g] .. qs[4 g + 3], the scale from bit 12 on, and in bit 15 the sign of the shift.
+struct BlockIQ1_S {
+    uint8_t d[2];
+    uint8_t qs[kQK / 8];
+    uint8_t qh[kQK / 16];
+};
+static_assert(sizeof(BlockIQ1_S) == 50);
+
+// The same with a scale per 16 and a shift per 8. Nibble i of qh has bits 8 to 10 of the index
+// qs[i] and the sign of its shift. Word i of scales, of 16 bits, has four scales of three bits; its
+// upper four bits are nibble i of d.
+struct BlockIQ1_M {
+    uint8_t qs[kQK / 8];
+    uint8_t qh[kQK / 16];
+    uint8_t scales[kQK / 32];
+};
+static_assert(sizeof(BlockIQ1_M) == 56);
+
 // The formats of blocks: FORMAT(name, its suffix in names of kernels, weights of a block, has it
 // mins?, the bias of its codes).
 #define GGML_PLAIN_FORMATS(FORMAT)       \
@@ -149,7 +223,16 @@ static_assert(sizeof(BlockMXFP4) == 17);
     FORMAT(Q5_K, q5_k, kQK, true, 0)   \
     FORMAT(Q6_K, q6_k, kQK, false, 32) \
     FORMAT(IQ4_XS, iq4_xs, kQK, false, 0)
-#define GGML_BLOCK_FORMATS(FORMAT) GGML_PLAIN_FORMATS(FORMAT) GGML_K_FORMATS(FORMAT)
+#define GGML_GRID_FORMATS(FORMAT)           \
+    FORMAT(IQ2_XXS, iq2_xxs, kQK, false, 0) \
+    FORMAT(IQ2_XS, iq2_xs, kQK, false, 0)   \
+    FORMAT(IQ3_XXS, iq3_xxs, kQK, false, 0) \
+    FORMAT(IQ1_S, iq1_s, kQK, false, 0)     \
+    FORMAT(IQ3_S, iq3_s, kQK, false, 0)     \
+    FORMAT(IQ2_S, iq2_s, kQK, false, 0)     \
+    FORMAT(IQ1_M, iq1_m, kQK, false, 0)
+#define GGML_BLOCK_FORMATS(FORMAT) \
+    GGML_PLAIN_FORMATS(FORMAT) GGML_K_FORMATS(FORMAT) GGML_GRID_FORMATS(FORMAT)
 
 // Functions that kernels call are always inlined (here, in kernels.h and in parts.h). The files of
 // an instruction set are compiled with its flags. The linker keeps only one out-of-line copy of a

@@ -20,10 +20,17 @@ enum class DType : uint32_t {
     Q4_K = 12,
     Q5_K = 13,
     Q6_K = 14,
+    IQ2_XXS = 16,
+    IQ2_XS = 17,
+    IQ3_XXS = 18,
+    IQ1_S = 19,
     IQ4_NL = 20,
+    IQ3_S = 21,
+    IQ2_S = 22,
     IQ4_XS = 23,
     I8 = 24,
     I32 = 26,
+    IQ1_M = 29,
     BF16 = 30,
     MXFP4 = 39,
 };
@@ -33,7 +40,8 @@ struct DTypeInfo {
     const char* name;
     int64_t block;  // elements in a block
     int64_t bytes;  // bytes of a block
-    // Reference codecs for n elements; n must be a multiple of block. Null for integer types.
+    // Reference codecs for n elements; n must be a multiple of block. Null for integer types;
+    // IQ1, IQ2 and IQ3 have no encoder.
     void (*decode)(const void* src, float* dst, int64_t n);
     void (*encode)(const float* src, void* dst, int64_t n);
     // The same, with weights of the squared errors: importance, [n], finite and not negative. Null

@@ -95,7 +95,8 @@ int64_t device_row_bytes(DType type, int64_t cols) {
 
 bool has_device_rows(DType type, int64_t cols) {
     const DTypeInfo& format = info(type);
-    return format.is_float() && cols % kQ == 0 && cols % format.block == 0;
+    const bool known = format.is_quantised() ? plane_bytes(type).low > 0 : format.is_float();
+    return known && cols % kQ == 0 && cols % format.block == 0;
 }
 
 void pack_device_row(DType type, const uint8_t* row, int64_t cols, uint8_t* out) {

@@ -288,7 +288,8 @@ void with_type(DType type, const Use& use) {
     USE(F32, f32)
     USE(F16, f16)
     USE(BF16, bf16)
-    GGML_BLOCK_FORMATS(USE)
+    GGML_PLAIN_FORMATS(USE)
+    GGML_K_FORMATS(USE)
 #undef USE
     throw Error(Code::unsupported, "a device has no products for this type");
 }

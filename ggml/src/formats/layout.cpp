@@ -16,7 +16,8 @@ namespace ggml {
 
 namespace {
 
-// The members of a block in order: half floats, or bytes, alone or in groups of four.
+// The members of a block in order: half floats, bytes, alone or in groups of four, or all of it in
+// one piece.
 struct Member {
     uint8_t bytes, unit;
 };
@@ -26,6 +27,9 @@ struct Members {
     Member members[kMembers];
 };
 constexpr Member kByte = {1, 1}, kHalf = {2, 2};
+// Interleaved bytes are of no use to indices, which are looked up one by one.
+template <typename Block>
+constexpr Member kWhole = {sizeof(Block), sizeof(Block)};
 constexpr Members kFormats[] = {
     {DType::Q4_0, {kHalf, {16, 4}}},
     {DType::Q4_1, {kHalf, kHalf, {16, 4}}},
@@ -40,6 +44,13 @@ constexpr Members kFormats[] = {
     {DType::IQ4_NL, {kHalf, {16, 4}}},
     {DType::IQ4_XS, {kHalf, kHalf, {4, 4}, {128, 4}}},
     {DType::MXFP4, {kByte, {16, 4}}},
+    {DType::IQ2_XXS, {kWhole<BlockIQ2_XXS>}},
+    {DType::IQ2_XS, {kWhole<BlockIQ2_XS>}},
+    {DType::IQ3_XXS, {kWhole<BlockIQ3_XXS>}},
+    {DType::IQ1_S, {kWhole<BlockIQ1_S>}},
+    {DType::IQ3_S, {kWhole<BlockIQ3_S>}},
+    {DType::IQ2_S, {kWhole<BlockIQ2_S>}},
+    {DType::IQ1_M, {kWhole<BlockIQ1_M>}},
 };
 
 const Members* members_of(DType type) {
@@ -83,6 +94,7 @@ void interleave_one(Rows rows, int64_t at, uint8_t* to) {
         uint64_t all = 0;
         for (int r = 0; r < kStrip; r++) all |= uint64_t(rows[r][at]) << 8 * r;
         std::memcpy(to, &all, sizeof(all));
+        return;
     } else if constexpr (unit == 2) {
         const auto half = [&](int r) {
             uint16_t bits;
@@ -97,7 +109,8 @@ void interleave_one(Rows rows, int64_t at, uint8_t* to) {
         all = _mm_insert_epi16(all, half(5), 5);
         all = _mm_insert_epi16(all, half(6), 6);
         _mm_storeu_si128(out, _mm_insert_epi16(all, half(7), 7));
-    } else {
+        return;
+    } else if constexpr (unit == 4) {
         const auto two = [&](int r) {
             int word[2];
             std::memcpy(&word[0], rows[r] + at, sizeof(word[0]));
@@ -106,10 +119,10 @@ void interleave_one(Rows rows, int64_t at, uint8_t* to) {
         };
         _mm_storeu_si128(out, _mm_unpacklo_epi64(two(0), two(2)));
         _mm_storeu_si128(out + 1, _mm_unpacklo_epi64(two(4), two(6)));
+        return;
     }
-#else
-    for (int64_t r = 0; r < kStrip; r++) std::memcpy(to + unit * r, rows[r] + at, unit);
 #endif
+    for (int64_t r = 0; r < kStrip; r++) std::memcpy(to + unit * r, rows[r] + at, unit);
 }
 
 template <int bytes, int unit>
@@ -194,8 +207,10 @@ void unpack_block(DType type, const uint8_t* strip_block, int64_t r, uint8_t* bl
             gather<1>(strip_block, m.bytes, r, block);
         } else if (m.unit == 2) {
             gather<2>(strip_block, m.bytes, r, block);
-        } else {
+        } else if (m.unit == 4) {
             gather<4>(strip_block, m.bytes, r, block);
+        } else {
+            std::memcpy(block, strip_block + m.bytes * r, m.bytes);
         }
         block += m.bytes;
         strip_block += kStrip * m.bytes;
@@ -208,8 +223,10 @@ void put_block(DType type, const uint8_t* block, int64_t r, uint8_t* strip_block
             scatter<1>(block, m.bytes, r, strip_block);
         } else if (m.unit == 2) {
             scatter<2>(block, m.bytes, r, strip_block);
-        } else {
+        } else if (m.unit == 4) {
             scatter<4>(block, m.bytes, r, strip_block);
+        } else {
+            std::memcpy(strip_block + m.bytes * r, block, m.bytes);
         }
         block += m.bytes;
         strip_block += kStrip * m.bytes;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "formats/grids.h"
 #include "ggml/blocks.h"
 
 namespace ggml {
@@ -179,8 +180,30 @@ inline float scale_of(const Block& b) {
     }
 }
 
+// Of IQ1, IQ2 and IQ3.
 template <typename Block>
-void take_apart(const Block& block, Parts& p) {
+void take_grids_apart(const Block& block, Parts& p) {
+    using Grid = GridBlock<Block>;
+    p.d = f16_to_f32(Grid::d(block)) * Grid::unit;
+    for (int g = 0; g < kQK / kQ; g++) {
+        for (int h = 0; h < 2; h++) {
+            const uint32_t scale = Grid::scales(block, g) >> scale_at<Grid>(h) & kScaleMask<Grid>;
+            p.scale[2 * g + h] = int16_t(2 * scale + 1);
+        }
+        const uint32_t signs = sign_bits<Grid>(block, g);
+        for (int i = 0; i < kQ; i++) {
+            const auto q = int8_t(Grid::eight(block, g, i / 8) >> 8 * (i % 8));
+            const bool negative = signs >> i & 1;
+            p.q[kQ * g + i] = int8_t(Grid::signs == Signs::shift ? q + (negative ? -1 : 1)
+                                     : negative                  ? -q
+                                                                 : q);
+        }
+    }
+}
+
+// Of the other formats.
+template <typename Block>
+void take_codes_apart(const Block& block, Parts& p) {
     using Traits = BlockTraits<Block>;
     p.d = scale_of(block);
     if constexpr (Traits::has_min && Traits::size == kQ) p.m = f16_to_f32(block.m);
@@ -191,6 +214,15 @@ void take_apart(const Block& block, Parts& p) {
     constexpr bool table = std::is_same_v<Block, BlockIQ4_NL> || std::is_same_v<Block, BlockIQ4_XS>;
     for (int i = 0; i < Traits::size; i++) {
         p.q[i] = table ? kIQ4[q[i]] : int8_t(q[i] - Traits::bias);
+    }
+}
+
+template <typename Block>
+void take_apart(const Block& block, Parts& p) {
+    if constexpr (is_grid<Block>) {
+        take_grids_apart(block, p);
+    } else {
+        take_codes_apart(block, p);
     }
 }
 

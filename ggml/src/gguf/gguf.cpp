@@ -58,21 +58,25 @@ std::string type_text(const Value& v) {
     return (v.is_array() ? "array of " : "") + std::string(name(v.element_type()));
 }
 
-// Names of public tensor types that this engine does not support, for error messages.
-const char* public_type(uint32_t id, bool pwri) {
-    struct Name {
-        uint32_t id;
-        const char* name;
+// A public tensor type that this engine does not support, for error messages.
+struct PublicType {
+    uint32_t id;
+    const char *name, *what = "";
+};
+const PublicType* public_type(uint32_t id) {
+    static constexpr PublicType types[] = {
+        {9, "Q8_1"},
+        {15, "Q8_K"},
+        {25, "I16"},
+        {27, "I64"},
+        {28, "F64"},
+        {34, "TQ1_0"},
+        {35, "TQ2_0"},
+        {40, "NVFP4", ": NVIDIA's 4-bit floats, 16 of which share an 8-bit float as their scale"},
+        {41, "Q1_0"},
     };
-    static constexpr Name names[] = {
-        {9, "Q8_1"},   {15, "Q8_K"},  {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"},
-        {19, "IQ1_S"}, {21, "IQ3_S"}, {22, "IQ2_S"},   {25, "I16"},    {27, "I64"},
-        {28, "F64"},   {29, "IQ1_M"}, {34, "TQ1_0"},   {35, "TQ2_0"},  {39, "MXFP4"},
-        {40, "NVFP4"}, {41, "Q1_0"},
-    };
-    if (pwri && id == 17) return "I16";
-    for (const Name& n : names) {
-        if (n.id == id) return n.name;
+    for (const PublicType& type : types) {
+        if (type.id == id) return &type;
     }
     return nullptr;
 }
@@ -383,12 +387,11 @@ class GgufReader {
 
     const DTypeInfo& take_dtype() {
         uint32_t id = take<uint32_t>();
-        // PowerInfer's files use the ids of integer types from 2023, which now mean other types.
-        if (gguf_.pwri_ && id == 16) id = uint32_t(DType::I8);
-        if (gguf_.pwri_ && id == 18) id = uint32_t(DType::I32);
+        // PowerInfer's files use the ids that I8, I16 and I32 had in 2023.
+        if (gguf_.pwri_ && id >= 16 && id <= 18) id += uint32_t(DType::I8) - 16;
         if (const DTypeInfo* type = find_dtype(id)) return *type;
-        const char* known = public_type(id, gguf_.pwri_);
-        fail(known ? format("type %s (%u) is not supported", known, id)
+        const PublicType* known = public_type(id);
+        fail(known ? format("type %s (%u) is not supported%s", known->name, id, known->what)
                    : format("unknown type %u", id),
              Code::unsupported);
     }

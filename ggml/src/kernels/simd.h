@@ -27,7 +27,9 @@
 //   word                                      four bytes, in every lane
 //   words<n0, .. n7>(p, apart)                lane i: the four bytes at p + ni * apart
 //   words_16_apart(p)                         lane i: the four bytes at p + 16 i
-//   widen8, widen16                           eight unsigned integers, one per lane
+//   lanes(v)                                  lane i: v[i]
+//   first_and_second(pairs, first, second)    lane i: the lower and the upper four bytes of
+//   pairs[i] widen8, widen16                           eight unsigned integers, one per lane
 //   q3_scales                                 those of a stored block of Q3_K, in 16-bit pairs
 //   lane_bytes(a, i)                          byte i of a lane, in all four of its bytes
 //   has_bit(a, mask)                          255 where a has the one bit of the mask, else 0

@@ -26,6 +26,17 @@ const ggml::DTypeInfo& codec(uint32_t type, int64_t n, size_t size, bool buffers
     return *t;
 }
 
+const ggml::DTypeInfo& encoder(uint32_t type, int64_t n, size_t size, bool buffers) {
+    const ggml::DTypeInfo& t = codec(type, n, size, buffers);
+    if (!t.encode) {
+        throw ggml::Error(ggml::Code::unsupported,
+                          ggml::format("%s can be read, but not written: this engine has no "
+                                       "search for its codes",
+                                       t.name));
+    }
+    return t;
+}
+
 // Refuses a block whose largest value is lost, because its scale is beyond a half: encoders write
 // infinity or, where they search, something small. What was infinite or NaN before stays so in
 // formats without blocks; blocks cannot hold it.
@@ -187,7 +198,7 @@ bool pi_type_by_name(const char* name, uint32_t* type, int64_t* block, int64_t* 
 
 pi_status pi_encode(uint32_t type, const float* src, int64_t n, void* dst, size_t dst_size) {
     return guarded([&] {
-        const ggml::DTypeInfo& t = codec(type, n, dst_size, src && dst);
+        const ggml::DTypeInfo& t = encoder(type, n, dst_size, src && dst);
         t.encode(src, dst, n);
         require_range(t, src, dst, n);
     });
@@ -196,7 +207,7 @@ pi_status pi_encode(uint32_t type, const float* src, int64_t n, void* dst, size_
 pi_status pi_encode_weighted(uint32_t type, const float* src, int64_t n, const float* importance,
                              int64_t row, void* dst, size_t dst_size) {
     return guarded([&] {
-        const ggml::DTypeInfo& t = codec(type, n, dst_size, src && dst && importance);
+        const ggml::DTypeInfo& t = encoder(type, n, dst_size, src && dst && importance);
         require(row > 0 && row % t.block == 0 && n % row == 0,
                 "row must be a multiple of the block that divides n");
         for (int64_t i = 0; i < row && n; i++) {

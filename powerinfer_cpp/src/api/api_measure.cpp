@@ -20,7 +20,7 @@ pi_status pi_measure_product(uint32_t type, int32_t n_threads, int32_t n_tokens,
     return guarded([&] {
         require(per_s && n_tokens >= 1 && n_tokens <= 4096, "n_tokens must be from 1 to 4096");
         const ggml::DTypeInfo* t = ggml::find_dtype(type);
-        require(t && t->is_float() && t->encode, "a type that cannot be encoded");
+        require(t && t->is_float(), "a type without products");
         *per_s = powerinfer::measure_product(*t, n_threads, n_tokens);
     });
 }

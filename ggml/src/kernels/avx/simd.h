@@ -186,6 +186,18 @@ inline i256 words(const uint8_t* p, int64_t apart) {
     return {_mm_setr_epi32(at(n0), at(n1), at(n2), at(n3)),
             _mm_setr_epi32(at(n4), at(n5), at(n6), at(n7))};
 }
+inline i256 lanes(const uint32_t (&v)[8]) {
+    return {_mm_setr_epi32(int(v[0]), int(v[1]), int(v[2]), int(v[3])),
+            _mm_setr_epi32(int(v[4]), int(v[5]), int(v[6]), int(v[7]))};
+}
+inline void first_and_second(const uint64_t (&pairs)[8], i256& first, i256& second) {
+    const auto two = [&](int i) { return _mm_castsi128_ps(load_half(pairs + i)); };
+    const __m128 a = two(0), b = two(2), c = two(4), d = two(6);
+    first = {_mm_castps_si128(_mm_shuffle_ps(a, b, 0x88)),
+             _mm_castps_si128(_mm_shuffle_ps(c, d, 0x88))};
+    second = {_mm_castps_si128(_mm_shuffle_ps(a, b, 0xdd)),
+              _mm_castps_si128(_mm_shuffle_ps(c, d, 0xdd))};
+}
 inline i256 widen8(uint64_t bytes) {
     const __m128i eight = _mm_cvtsi64_si128(int64_t(bytes));
     return {_mm_cvtepu8_epi32(eight), _mm_cvtepu8_epi32(_mm_srli_si128(eight, 4))};

@@ -146,6 +146,20 @@ inline i256 words(const uint8_t* p, int64_t apart) {
     if constexpr (fourth) v = _mm256_blend_epi32(v, word(p + 3 * apart), fourth);
     return v;
 }
+inline i256 lanes(const uint32_t (&v)[8]) {
+    return _mm256_setr_epi32(int(v[0]), int(v[1]), int(v[2]), int(v[3]), int(v[4]), int(v[5]),
+                             int(v[6]), int(v[7]));
+}
+inline void first_and_second(const uint64_t (&pairs)[8], i256& first, i256& second) {
+    const auto four = [&](int i) {
+        return _mm256_castsi256_ps(_mm256_setr_epi64x(int64_t(pairs[i]), int64_t(pairs[i + 1]),
+                                                      int64_t(pairs[i + 4]),
+                                                      int64_t(pairs[i + 5])));
+    };
+    const __m256 a = four(0), b = four(2);
+    first = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+    second = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
+}
 inline i256 words_16_apart(const uint8_t* p) {
     return _mm256_i32gather_epi32(reinterpret_cast<const int*>(p),
                                   _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), 4);

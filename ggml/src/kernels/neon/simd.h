@@ -228,6 +228,15 @@ inline i256 words(const uint8_t* p, int64_t apart) {
 inline i256 widen(uint16x8_t v) {
     return of(vmovl_u16(vget_low_u16(v)), vmovl_high_u16(v));
 }
+inline i256 lanes(const uint32_t (&v)[8]) {
+    return load(v);
+}
+inline void first_and_second(const uint64_t (&pairs)[8], i256& first, i256& second) {
+    const auto two = [&](int i) { return vreinterpretq_u32_u64(vld1q_u64(pairs + i)); };
+    const uint32x4_t a = two(0), b = two(2), c = two(4), d = two(6);
+    first = of(vuzp1q_u32(a, b), vuzp1q_u32(c, d));
+    second = of(vuzp2q_u32(a, b), vuzp2q_u32(c, d));
+}
 inline i256 widen8(uint64_t bytes) {
     return widen(vmovl_u8(vcreate_u8(bytes)));
 }

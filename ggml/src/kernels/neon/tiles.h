@@ -187,9 +187,9 @@ struct Unpacked {
     PerRow<float> unit;                       // and the unit of the factors
 };
 
-// There is no tile for mins per 16 columns (Q2_K).
+// There is no tile for mins per 16 columns (Q2_K), nor for scales per 16 columns that are floats.
 template <typename F>
-constexpr bool kHasTile = !(F::halves == 2 && F::has_min);
+constexpr bool kHasTile = F::halves == 1 || (F::integers && !F::has_min);
 template <typename F>
 constexpr int64_t in_tiles(int64_t nt) {
     return kHasTile<F> && nt >= kWorthUnpacking ? nt / kTile * kTile : 0;

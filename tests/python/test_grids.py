@@ -1,0 +1,125 @@
+"""IQ1, IQ2 and IQ3: formats that are read and computed, but not written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import checkpoints
+import gguf
+import numpy as np
+import pytest
+import reference
+from families import GOLDEN, TOKENS, falcon_weights, quiet, smallthinker
+from gguf_files import changed, values
+from powerinfer_cpp.convert import convert
+from powerinfer_cpp.convert.formats import decode, encode, format_by_name
+from powerinfer_cpp.quantize import quantize
+
+from powerinfer_cpp import Llama
+
+GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ3_S", "IQ2_S", "IQ1_M")
+
+
+def gguf_decode(name: str, blocks: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name])
+
+
+def set_scales(name: str, blocks: np.ndarray, d: float) -> None:
+    """Blocks with this scale, [..., bytes of a block]."""
+    if name != "IQ1_M":
+        blocks[..., :2] = np.array([d], dtype=np.float16).view(np.uint8)
+        return
+    for i in range(4):  # four bits in the upper byte of each word
+        nibble = int(np.float16(d).view(np.uint16)) >> 4 * i & 15
+        blocks[..., 49 + 2 * i] = blocks[..., 49 + 2 * i] & 15 | nibble << 4
+
+
+def random_rows(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Rows of random blocks, whose weights have a standard deviation of 0.05."""
+    format = format_by_name(name)
+    n = int(np.prod(shape)) // format.block
+    blocks = np.random.default_rng(seed).integers(0, 256, (n, format.block_bytes), dtype=np.uint8)
+    set_scales(name, blocks, 1)
+    set_scales(name, blocks, 0.05 / gguf_decode(name, blocks).std())
+    return blocks.reshape(*shape[:-1], -1)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_decoder(name: str) -> None:
+    format = format_by_name(name)
+    blocks = np.random.default_rng(3).integers(0, 256, (3000, format.block_bytes), dtype=np.uint8)
+    ours = decode(format.type, blocks.reshape(-1), 3000 * format.block)
+    theirs = gguf_decode(name, blocks).reshape(-1)
+    assert ((ours.view(np.uint32) == theirs.view(np.uint32)) | np.isnan(ours)).all()
+    assert (np.isnan(ours) == np.isnan(theirs)).all()
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_no_encoder(name: str, in_f32: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{name} can be read, but not written"):
+        encode(format_by_name(name), np.zeros(256, dtype=np.float32))
+    with pytest.raises(ValueError, match=f"type must be one of .*, not '{name}'"):
+        quantize(in_f32["falcon"], tmp_path / "q.gguf", name, log=quiet)
+
+
+@pytest.fixture(scope="module")
+def in_f32(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A dense model and a mixture, whose rows blocks of 256 divide."""
+    folder = tmp_path_factory.mktemp("f32")
+    cfg = {"hidden_size": 256, "moe_ffn_hidden_size": 256, "head_dim": 64, "num_hidden_layers": 2}
+    cfg |= {"rope_layout": [1] * 2, "sliding_window_layout": [0] * 2}
+    # All experts, so that no rounding changes the choice.
+    cfg |= {"moe_num_active_primary_experts": 6}
+    smallthinker(folder / "smallthinker", **cfg)
+    cfg = json.loads((GOLDEN / "falcon-40b" / "config.json").read_text())
+    cfg |= {"hidden_size": 256, "ffn_hidden_size": 512}
+    checkpoints.save(folder / "falcon", cfg, falcon_weights(cfg))
+    (folder / "falcon" / "tokenizer.model").write_bytes((GOLDEN / "tokenizer.model").read_bytes())
+    return {
+        path.name: convert(path, outtype="f32", outfile=folder / f"{path.name}.gguf", log=quiet)
+        for path in sorted(folder.iterdir())
+    }
+
+
+def in_format(name: str, source: Path, target: Path) -> Path:
+    """The model with random blocks for all its matrices, also embeddings and experts."""
+    types = gguf.GGMLQuantizationType[name]
+
+    def blocks(tensor: str, data: np.ndarray) -> np.ndarray | tuple[np.ndarray, int]:
+        if data.ndim == 1 or "gate_inp" in tensor:
+            return data
+        assert data.shape[-1] % 256 == 0
+        return random_rows(name, data.shape, len(tensor)), types
+
+    return changed(source, target, tensors=blocks)
+
+
+OPTIONS = {"n_ctx": 64, "logits_all": True, "verbose": False, "type_k": 0, "type_v": 0}
+
+
+def logits(path: Path, n_threads: int = 2) -> np.ndarray:
+    with Llama(path, n_threads=n_threads, n_threads_batch=n_threads, **OPTIONS) as llm:
+        llm.eval(TOKENS)
+        return llm.scores[: len(TOKENS)].copy()
+
+
+@pytest.mark.parametrize("model", ["falcon", "smallthinker"])
+@pytest.mark.parametrize("name", GRIDS)
+def test_models(name: str, model: str, in_f32: dict[str, Path], tmp_path: Path) -> None:
+    path = in_format(name, in_f32[model], tmp_path / "q.gguf")
+    held = values(path)
+    plain = changed(path, tmp_path / "f32.gguf", tensors=lambda tensor, _data: held[tensor])
+    found, want = logits(path), logits(plain).astype(np.float64)
+    # Products round their inputs to 8 bits, as in test_family_formats.py.
+    assert reference.relative_error(found.astype(np.float64), want) < 5e-2
+    assert np.array_equal(found, logits(path, n_threads=1))
+    code = "import sys, test_grids as t, numpy; numpy.save(sys.argv[2], t.logits(sys.argv[1]))"
+    out = tmp_path / "generic.npy"
+    environment = {**os.environ, "GGML_ISA": "generic", "PYTHONPATH": str(Path(__file__).parent)}
+    subprocess.run([sys.executable, "-c", code, str(path), str(out)], check=True, env=environment)
+    assert reference.relative_error(found.astype(np.float64), np.load(out)) < 2e-2
