@@ -33,6 +33,8 @@ FILE_TYPES = {
     "Q6_K": 18,
     "IQ4_NL": 25,
     "IQ4_XS": 30,
+    "TQ1_0": 36,
+    "TQ2_0": 37,
 }
 SPLIT = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 FUSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")

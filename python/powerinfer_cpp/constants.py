@@ -38,6 +38,8 @@ GGML_TYPE_I64 = 27
 GGML_TYPE_F64 = 28
 GGML_TYPE_IQ1_M = 29
 GGML_TYPE_BF16 = 30
+GGML_TYPE_TQ1_0 = 34
+GGML_TYPE_TQ2_0 = 35
 GGML_TYPE_MXFP4 = 39
 
 # Mixtures of formats that a whole file can have: `general.file_type`.

@@ -33,6 +33,8 @@ inline void set_scales(DType type, uint8_t* block, f16_t d) {
     if (type == DType::Q4_K) at = {0, offsetof(BlockQ4_K, dmin)};
     if (type == DType::Q5_K) at = {0, offsetof(BlockQ5_K, dmin)};
     if (type == DType::Q6_K) at = {offsetof(BlockQ6_K, d)};
+    if (type == DType::TQ1_0) at = {offsetof(BlockTQ1_0, d)};
+    if (type == DType::TQ2_0) at = {offsetof(BlockTQ2_0, d)};
     for (size_t offset : at) std::memcpy(block + offset, &d, sizeof(d));
 }
 

@@ -36,11 +36,12 @@ std::vector<float> noise(float scale, uint32_t seed, size_t n = kQ) {
 }
 
 void table() {
-    for (DType type : {DType::F32,   DType::F16,   DType::Q4_0,    DType::Q4_1,   DType::Q5_0,
-                       DType::Q5_1,  DType::Q8_0,  DType::Q2_K,    DType::Q3_K,   DType::Q4_K,
-                       DType::Q5_K,  DType::Q6_K,  DType::IQ4_NL,  DType::IQ4_XS, DType::I8,
-                       DType::I32,   DType::BF16,  DType::IQ2_XXS, DType::IQ2_XS, DType::IQ3_XXS,
-                       DType::IQ1_S, DType::IQ3_S, DType::IQ2_S,   DType::IQ1_M,  DType::MXFP4}) {
+    for (DType type :
+         {DType::F32,    DType::F16,     DType::Q4_0,  DType::Q4_1,  DType::Q5_0,  DType::Q5_1,
+          DType::Q8_0,   DType::Q2_K,    DType::Q3_K,  DType::Q4_K,  DType::Q5_K,  DType::Q6_K,
+          DType::IQ4_NL, DType::IQ4_XS,  DType::I8,    DType::I32,   DType::BF16,  DType::IQ2_XXS,
+          DType::IQ2_XS, DType::IQ3_XXS, DType::IQ1_S, DType::IQ3_S, DType::IQ2_S, DType::IQ1_M,
+          DType::TQ1_0,  DType::TQ2_0,   DType::MXFP4}) {
         const DTypeInfo& t = info(type);
         CHECK(t.type == type);
         CHECK(find_dtype(uint32_t(type)) == &t);
@@ -288,6 +289,30 @@ void searched() {
     CHECK(y[255] == -64 * 31 && y[254] == 64 * 32 && y[0] == 0);
 }
 
+// The values -d, 0 and d survive; others become the nearest of them.
+void ternary() {
+    for (DType type : {DType::TQ1_0, DType::TQ2_0}) {
+        std::vector<float> x(2 * kQK);
+        uint32_t seed = 3;
+        for (size_t i = 0; i < x.size(); i++) {
+            seed = seed * 1664525u + 1013904223u;
+            x[i] = float(int(seed >> 16) % 3 - 1) * (i < kQK ? 0.375f : 3.0f);
+        }
+        CHECK(through(type, x) == x);
+        x[0] = 0.375f, x[1] = 0.18f, x[2] = -0.19f, x[3] = -0.0f;
+        const auto y = through(type, x);
+        CHECK(y[1] == 0 && y[2] == -0.375f && y[3] == 0);
+        for (float scale : {0.0f, 1e-12f, 1e-44f, 1e15f, 3e38f})
+            through(type, noise(scale, 3, kQK));
+        for (float odd : {kInf, -kInf, std::numeric_limits<float>::quiet_NaN()}) {
+            x[5] = odd;
+            through(type, x);
+            through(type, std::vector<float>(kQK, odd));
+        }
+        CHECK(through(type, {}).empty());
+    }
+}
+
 // FNV-1a hashes of the results of gguf.quants.dequantize (gguf 0.19.0) for 100 blocks of random
 // bytes.
 void golden_decode() {
@@ -301,7 +326,8 @@ void golden_decode() {
         {DType::IQ2_XXS, 0xbf4eff72c79b7efau}, {DType::IQ2_XS, 0xa43fd3c855846b3cu},
         {DType::IQ3_XXS, 0x2cf7961994c21206u}, {DType::IQ1_S, 0xbb7cb28f6b4ab782u},
         {DType::IQ3_S, 0x63e8ba8709e7ba1au},   {DType::IQ2_S, 0xff5576c1eeb4b8ffu},
-        {DType::IQ1_M, 0x7acfc82c170175bcu},   {DType::MXFP4, 0xf8f7212a7b0f6530u}};
+        {DType::IQ1_M, 0x7acfc82c170175bcu},   {DType::MXFP4, 0xf8f7212a7b0f6530u},
+        {DType::TQ1_0, 0x173ecff2937579ceu},   {DType::TQ2_0, 0xcaab3ae85f9077fbu}};
     for (const auto& [type, expected] : hashes) {
         std::vector<uint8_t> bytes(size_t(100 * info(type).bytes));
         uint32_t seed = 9;
@@ -329,10 +355,11 @@ void golden() {
         v = 2 * (float(seed >> 8) / float(1 << 23) - 1);
     }
     const std::pair<DType, uint64_t> hashes[] = {
-        {DType::F16, 0x1fd5e45aa2532cc4u},  {DType::BF16, 0x1f969a0604ab4d59u},
-        {DType::Q8_0, 0xb74febb7020c3417u}, {DType::Q4_0, 0x72430d89eac8667eu},
-        {DType::Q4_1, 0x9d2b6d1896bf242du}, {DType::Q5_0, 0x7ddda2d0f531db0du},
-        {DType::Q5_1, 0x731b770c4a38723bu}, {DType::MXFP4, 0xd1c5230f60f14383u}};
+        {DType::F16, 0x1fd5e45aa2532cc4u},   {DType::BF16, 0x1f969a0604ab4d59u},
+        {DType::Q8_0, 0xb74febb7020c3417u},  {DType::Q4_0, 0x72430d89eac8667eu},
+        {DType::Q4_1, 0x9d2b6d1896bf242du},  {DType::Q5_0, 0x7ddda2d0f531db0du},
+        {DType::Q5_1, 0x731b770c4a38723bu},  {DType::TQ1_0, 0x14ad037c225700bfu},
+        {DType::TQ2_0, 0xccdce162fa3a1d79u}, {DType::MXFP4, 0xd1c5230f60f14383u}};
     for (const auto& [type, expected] : hashes) {
         std::vector<uint8_t> bytes(size_t(info(type).size(int64_t(x.size()))));
         info(type).encode(x.data(), bytes.data(), int64_t(x.size()));
@@ -352,6 +379,7 @@ int main() {
     bits();
     powers();
     searched();
+    ternary();
     golden_decode();
     golden();
     return check::summary("test_dtype");

@@ -41,6 +41,8 @@ const Halves kHalves[] = {
     {DType::IQ3_S, {}},
     {DType::IQ2_S, {}},
     {DType::IQ1_M, {}},
+    {DType::TQ1_0, {offsetof(BlockTQ1_0, d)}},
+    {DType::TQ2_0, {offsetof(BlockTQ2_0, d)}},
 };
 
 // n rows, and zeros for the others.

@@ -242,7 +242,7 @@ int main() {
               DType::Q5_0,    DType::Q5_1,   DType::Q8_0,    DType::Q2_K,   DType::Q3_K,
               DType::Q4_K,    DType::Q5_K,   DType::Q6_K,    DType::IQ4_NL, DType::IQ4_XS,
               DType::IQ2_XXS, DType::IQ2_XS, DType::IQ3_XXS, DType::IQ1_S,  DType::IQ3_S,
-              DType::IQ2_S,   DType::IQ1_M,  DType::MXFP4}) {
+              DType::IQ2_S,   DType::IQ1_M,  DType::TQ1_0,   DType::TQ2_0,  DType::MXFP4}) {
             test_kernels(type, isas[i], false);
             if (info(type).is_quantised()) test_kernels(type, isas[i], true);
             test_many(type, isas[i]);

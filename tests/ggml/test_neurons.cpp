@@ -482,7 +482,8 @@ int main() {
     const DType types[] = {DType::F32,     DType::F16,   DType::BF16,  DType::Q4_0,   DType::Q4_1,
                            DType::Q5_0,    DType::Q5_1,  DType::Q8_0,  DType::Q2_K,   DType::Q3_K,
                            DType::Q4_K,    DType::Q5_K,  DType::Q6_K,  DType::IQ4_NL, DType::IQ4_XS,
-                           DType::IQ2_XXS, DType::IQ3_S, DType::IQ1_M, DType::MXFP4};
+                           DType::IQ2_XXS, DType::IQ3_S, DType::IQ1_M, DType::TQ1_0,  DType::TQ2_0,
+                           DType::MXFP4};
     std::vector<const char*> here;  // best first
     std::copy_if(isas, isas + n_isas, std::back_inserter(here), cpu::kernels_for);
     for (size_t i = 0; i < here.size(); i++) {

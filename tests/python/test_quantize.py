@@ -299,6 +299,10 @@ def test_every_type_is_read_by_the_gguf_package(name: str, wide: Path, tmp_path:
         if name == "MXFP4":
             assert error < 0.15
             continue
+        if name.startswith("TQ"):  # of weights that are not ternary little is left
+            again = gguf.quants.quantize(exact[tensor.name], kind)
+            assert np.array_equal(tensor.data, again) and error < 1
+            continue
         bits = re.match(r"I?Q(\d)", name)
         assert error < 2.0 ** -(int(bits[1]) - 0.5) if bits else error < 4e-3
     tokens = [1, 20, 30, 40]

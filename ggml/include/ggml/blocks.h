@@ -206,6 +206,24 @@ struct BlockIQ1_M {
 };
 static_assert(sizeof(BlockIQ1_M) == 56);
 
+// Three values, two bits each: w = d * (q - 1). Bits as in Q2_K.
+struct BlockTQ2_0 {
+    uint8_t qs[kQK / 4];
+    f16_t d;
+};
+static_assert(sizeof(BlockTQ2_0) == 66);
+
+// Three values, five to a byte: w = d * (q - 1). A byte b is a fraction b / 256, whose digits of
+// base 3 are the codes: digit n is (b * 3^n % 256) * 3 / 256, rounded down. Weight 32 n + l is
+// digit n of qs[l], weight 160 + 16 n + l that of qs[32 + l], weight 240 + 4 n + l that of qh[l],
+// which has four.
+struct BlockTQ1_0 {
+    uint8_t qs[48];
+    uint8_t qh[4];
+    f16_t d;
+};
+static_assert(sizeof(BlockTQ1_0) == 54);
+
 // The formats of blocks: FORMAT(name, its suffix in names of kernels, weights of a block, has it
 // mins?, the bias of its codes).
 #define GGML_PLAIN_FORMATS(FORMAT)       \
@@ -231,8 +249,12 @@ static_assert(sizeof(BlockIQ1_M) == 56);
     FORMAT(IQ3_S, iq3_s, kQK, false, 0)     \
     FORMAT(IQ2_S, iq2_s, kQK, false, 0)     \
     FORMAT(IQ1_M, iq1_m, kQK, false, 0)
+#define GGML_TERNARY_FORMATS(FORMAT)    \
+    FORMAT(TQ1_0, tq1_0, kQK, false, 1) \
+    FORMAT(TQ2_0, tq2_0, kQK, false, 1)
 #define GGML_BLOCK_FORMATS(FORMAT) \
-    GGML_PLAIN_FORMATS(FORMAT) GGML_K_FORMATS(FORMAT) GGML_GRID_FORMATS(FORMAT)
+    GGML_PLAIN_FORMATS(FORMAT)     \
+    GGML_K_FORMATS(FORMAT) GGML_GRID_FORMATS(FORMAT) GGML_TERNARY_FORMATS(FORMAT)
 
 // Functions that kernels call are always inlined (here, in kernels.h and in parts.h). The files of
 // an instruction set are compiled with its flags. The linker keeps only one out-of-line copy of a

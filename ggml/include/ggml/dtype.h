@@ -32,6 +32,8 @@ enum class DType : uint32_t {
     I32 = 26,
     IQ1_M = 29,
     BF16 = 30,
+    TQ1_0 = 34,
+    TQ2_0 = 35,
     MXFP4 = 39,
 };
 

@@ -41,6 +41,8 @@ constexpr DTypeInfo kTypes[] = {
     ROW(IQ1_M, nullptr),
     ROW(IQ4_NL, plain<encode_iq4_nl>, encode_iq4_nl),
     ROW(IQ4_XS, plain<encode_iq4_xs>, encode_iq4_xs),
+    ROW(TQ1_0, encode_tq1_0),
+    ROW(TQ2_0, encode_tq2_0),
     {DType::I8, "I8", 1, 1, nullptr, nullptr},
     {DType::I32, "I32", 1, 4, nullptr, nullptr},
     {DType::BF16, "BF16", 1, 2, decode_bf16, encode_bf16},

@@ -51,6 +51,8 @@ constexpr Members kFormats[] = {
     {DType::IQ3_S, {kWhole<BlockIQ3_S>}},
     {DType::IQ2_S, {kWhole<BlockIQ2_S>}},
     {DType::IQ1_M, {kWhole<BlockIQ1_M>}},
+    {DType::TQ1_0, {{48, 4}, {4, 4}, kHalf}},
+    {DType::TQ2_0, {{64, 4}, kHalf}},
 };
 
 const Members* members_of(DType type) {

@@ -121,16 +121,31 @@ inline void codes(const BlockQ6_K& b, uint8_t* q) {
     for (int h = 0; h < 2; h++) nibbles<64>(b.ql + 64 * h, q + 128 * h);
     for (int i = 0; i < kQK; i++) q[i] = uint8_t(q[i] | high[i] << 4);
 }
+inline void codes(const BlockTQ2_0& b, uint8_t* q) {
+    two_bits(b.qs, q);
+}
+// Digit n of n_bytes bytes, for digits 0 .. n - 1 in turn (ggml/blocks.h).
+template <int n, int n_bytes>
+inline void digits(const uint8_t* bytes, uint8_t* q) {
+    for (int d = 0, power = 1; d < n; d++, power *= 3) {
+        for (int i = 0; i < n_bytes; i++) *q++ = uint8_t((bytes[i] * power & 255) * 3 >> 8);
+    }
+}
+inline void codes(const BlockTQ1_0& b, uint8_t* q) {
+    digits<5, 32>(b.qs, q);
+    digits<5, 16>(b.qs + 32, q + 160);
+    digits<4, 4>(b.qh, q + 240);
+}
 inline void codes(const BlockIQ4_XS& b, uint8_t* q) {
     for (int g = 0; g < kQK / kQ; g++) nibbles<16>(b.qs + 16 * g, q + kQ * g);
 }
 
 // ---- scales: integers per 16 weights; `min` only if the format has mins -----------------------
 
-// Blocks of 32 have none.
+// Blocks of 32 and ternary ones have none.
 template <typename Block>
 inline void scales(const Block&, int16_t* scale, int16_t* min) {
-    for (int g = 0; g < kQ / 16; g++) scale[g] = min[g] = 1;
+    for (int g = 0; g < BlockTraits<Block>::size / 16; g++) scale[g] = min[g] = 1;
 }
 inline void scales(const BlockQ2_K& b, int16_t* scale, int16_t* min) {
     for (int g = 0; g < kQK / 16; g++) {

@@ -19,6 +19,8 @@ void encode_bf16(const float* src, void* dst, int64_t n);
 // Decoders of block formats are decode<Block> in parts.h.
 void encode_q8_0(const float* src, void* dst, int64_t n);
 void encode_mxfp4(const float* src, void* dst, int64_t n);
+void encode_tq1_0(const float* src, void* dst, int64_t n);
+void encode_tq2_0(const float* src, void* dst, int64_t n);
 // Q4_0, Q4_1, Q5_0 and Q5_1; and by the searches of the formats below.
 template <typename Block>
 void encode_plain(const float* src, void* dst, int64_t n);

@@ -16,7 +16,7 @@ from .tensors import Output
 SLAB = 1 << 24  # elements of a slab: 64 MB as float32
 # Replacements for formats whose blocks of 256 do not divide a row, as in llama.cpp.
 _NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-_NARROWER |= {"IQ4_XS": "IQ4_NL"}
+_NARROWER |= {"IQ4_XS": "IQ4_NL", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
 
 
 @dataclass(frozen=True)

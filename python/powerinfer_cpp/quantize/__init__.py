@@ -19,7 +19,7 @@ from .mixes import MIXES, Mix, Shape
 
 # Formats of matrices that are written.
 FORMATS = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
-FORMATS += ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+FORMATS += ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4")
 TYPES = (*FORMATS, *(name for name in MIXES if name not in FORMATS))
 # A key of llama.cpp's quantiser says which importance matrix was used.
 _IMATRIX_KEY = re.compile(r"quantize\.imatrix\..+")

@@ -46,6 +46,8 @@ MIXES = {
         Mix("Q6_K", "Q6_K", 18),
         Mix("IQ4_NL", "IQ4_NL", 25),
         Mix("IQ4_XS", "IQ4_XS", 30),
+        Mix("TQ1_0", "TQ1_0", 36),
+        Mix("TQ2_0", "TQ2_0", 37),
         Mix("MXFP4_MOE", "Q8_0", 38),  # of experts MXFP4
     )
 }
@@ -85,6 +87,9 @@ def chosen(mix: Mix, shape: Shape, rows: Mapping[str, int]) -> dict[str, str]:
     for name, row in rows.items():
         if name == "output.weight" or (tied and name == "token_embd.weight"):
             found[name] = _output(mix, shape, row)
+            continue
+        if name == "token_embd.weight" and mix.base in ("TQ1_0", "TQ2_0"):
+            found[name] = "Q4_K"
             continue
         kind, layer = _kind(name), _layer(name)
         wanted = None

@@ -85,7 +85,7 @@ struct Bytes {
     __m512i bytes[kUnpacked][8];
 };
 
-// One scale per 32 columns, and an offset of 8 << shift of the codes.
+// One scale per 32 columns, and an offset of the codes.
 struct OneScale {
     struct Unpacked : Bytes {
         template <typename F>
@@ -94,12 +94,12 @@ struct OneScale {
                 unpack_block(f, b);
                 scales[b] = f.scale(b);
             }
-            shift = F::shift;
+            bias = F::bias;
         }
         __m512 scale(int b) const { return scales[b]; }
 
         __m512 scales[kUnpacked];
-        int shift;
+        int bias;
     };
 
     template <int S, int T, typename U>
@@ -110,8 +110,8 @@ struct OneScale {
             __m512i product[S][T];
 #pragma GCC unroll 8
             for (int t = 0; t < T; t++) {
-                const int32_t sum8 = x.s8[t * x.n_blocks + at + b];
-                const __m512i start = _mm512_set1_epi32(-(sum8 * (1 << u[0].shift)));
+                const int32_t sum = x.s8[t * x.n_blocks + at + b] >> 3;  // exact
+                const __m512i start = _mm512_set1_epi32(-(sum * u[0].bias));
                 for (int s = 0; s < S; s++) product[s][t] = start;
             }
             add_products<0, 8>(u, b, x, at + b, product);

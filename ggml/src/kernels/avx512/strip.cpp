@@ -144,5 +144,7 @@ STRIP(Q4_K, q4_k)
 STRIP(Q5_K, q5_k)
 STRIP(Q6_K, q6_k)
 STRIP(IQ4_XS, iq4_xs)
+STRIP(TQ1_0, tq1_0)
+STRIP(TQ2_0, tq2_0)
 
 }  // namespace ggml::cpu::avx512

@@ -63,14 +63,14 @@ inline __m512i add_fifth_bits(__m512i codes, Pair qh, int v) {
 }
 
 struct StripsQ4_0 : PackedPair<BlockQ4_0, OneScale> {
-    static constexpr int shift = 0, few = 12;
+    static constexpr int bias = 8, few = 12;
     using PackedPair::PackedPair;
     __m512i group(int b, int v) const { return nibbles(member(offsetof(Block, qs), b), v); }
     __m512 scale(int b) const { return load_scales(member(0, b)); }
 };
 
 struct StripsQ5_0 : PackedPair<BlockQ5_0, OneScale> {
-    static constexpr int shift = 1, few = 6;
+    static constexpr int bias = 16, few = 6;
     using PackedPair::PackedPair;
     __m512i group(int b, int v) const {
         return add_fifth_bits(nibbles(member(offsetof(Block, qs), b), v),
@@ -80,7 +80,7 @@ struct StripsQ5_0 : PackedPair<BlockQ5_0, OneScale> {
 };
 
 struct StripsQ8_0 : PackedPair<BlockQ8_0, OneScale> {
-    static constexpr int shift = 4, few = 12;
+    static constexpr int bias = 128, few = 12;
     using PackedPair::PackedPair;
     __m512i group(int b, int v) const {
         return _mm512_xor_si512(load(member(offsetof(Block, qs), b) + kGroup * v), splat8(0x80));
@@ -89,7 +89,7 @@ struct StripsQ8_0 : PackedPair<BlockQ8_0, OneScale> {
 };
 
 struct StripsIQ4_NL : PackedPair<BlockIQ4_NL, OneScale> {
-    static constexpr int shift = 4, few = 12;
+    static constexpr int bias = 128, few = 12;
     using PackedPair::PackedPair;
     __m512i group(int b, int v) const {
         return table_iq4(nibbles(member(offsetof(Block, qs), b), v));
@@ -98,7 +98,7 @@ struct StripsIQ4_NL : PackedPair<BlockIQ4_NL, OneScale> {
 };
 
 struct StripsMXFP4 : PackedPair<BlockMXFP4, OneScale> {
-    static constexpr int shift = 1, few = 12;
+    static constexpr int bias = 16, few = 12;
     using PackedPair::PackedPair;
     __m512i group(int b, int v) const {
         return table_e2m1(nibbles(member(offsetof(Block, qs), b), v));
@@ -107,7 +107,7 @@ struct StripsMXFP4 : PackedPair<BlockMXFP4, OneScale> {
 };
 
 struct StripsIQ4_XS : PackedPair<BlockIQ4_XS, OneScale> {
-    static constexpr int shift = 4, few = 12;
+    static constexpr int bias = 128, few = 12;
     using PackedPair::PackedPair;
     __m512i group(int b, int v) const {
         return table_iq4(nibbles(member(offsetof(Block, qs) + 16 * size_t(b)), v));
@@ -247,6 +247,39 @@ struct StripsQ2_K : PackedPair<BlockQ2_K, ScaledHalves<0>> {
     }
     __m512 unit() const { return load_scales(member(offsetof(Block, d))); }
     __m512 unit_min() const { return load_scales(member(offsetof(Block, dmin))); }
+};
+
+struct StripsTQ2_0 : PackedPair<BlockTQ2_0, OneScale> {
+    static constexpr int bias = 1, few = 6;
+    using PackedPair::PackedPair;
+    __m512i group(int b, int v) const { return two_bits(member(offsetof(Block, qs)), b, v); }
+    __m512 scale(int) const { return load_scales(member(offsetof(Block, d))); }
+};
+
+struct StripsTQ1_0 : PackedPair<BlockTQ1_0, OneScale> {
+    static constexpr int bias = 1, few = 0;
+    using PackedPair::PackedPair;
+    // Digit n of every byte (ggml/blocks.h).
+    static __m512i digits(Pair bytes, int n) {
+        static constexpr int16_t powers[] = {1, 3, 9, 27, 81};
+        const __m512i all = load(bytes), low = _mm512_set1_epi16(255);
+        const __m512i power = _mm512_set1_epi16(powers[n]), three = _mm512_set1_epi16(3);
+        const auto threefold = [&](__m512i each) {  // of 16 bits: the digit is in bits 8 and 9
+            const __m512i rest = _mm512_and_si512(_mm512_mullo_epi16(each, power), low);
+            return _mm512_mullo_epi16(rest, three);
+        };
+        const __m512i even = threefold(_mm512_and_si512(all, low));
+        const __m512i odd = threefold(_mm512_srli_epi16(all, 8));
+        return _mm512_or_si512(_mm512_srli_epi16(even, 8), _mm512_andnot_si512(low, odd));
+    }
+    __m512i group(int b, int v) const {
+        const Pair qs = member(offsetof(Block, qs));
+        if (b < 5) return digits(qs + kGroup * v, b);
+        const int n = 2 * (b - 5) + v / 4;
+        return n < 5 ? digits(qs + kGroup * (8 + v % 4), n)
+                     : digits(member(offsetof(Block, qh)), v - 4);
+    }
+    __m512 scale(int) const { return load_scales(member(offsetof(Block, d))); }
 };
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -154,6 +154,17 @@ inline i256 nibbles_and_bits(const uint8_t* qh, const uint8_t* qs, int v) {
     return nibbles(qs, v) | (has_bit(lane_bytes(load(qh), v / 2), bit) & splat8(16));
 }
 
+// Group v of the codes of two bits (Q2_K, Q3_K, Q6_K, TQ2_0) of the 32 columns j of a strip.
+inline i256 two_bits(const uint8_t* qs, int j, int v) {
+    return shift_right16(load(qs + kGroup * (8 * (j / 4) + v)), 2 * (j % 4)) & splat8(3);
+}
+
+// The 2-bit codes of the eight groups of one block as stored. Each 32 bytes hold four groups.
+inline i256 stored_two_bits(const uint8_t* qs, int v) {
+    const i256 codes = words<0, 0, 0, 0, 1, 1, 1, 1>(qs + 4 * v, 32);
+    return shift_right_each<0, 2, 4, 6, 0, 2, 4, 6>(codes) & splat8(3);
+}
+
 template <typename F>
 inline void all_weights(const uint8_t* w, int j, i256 (&out)[8]) {
     for (int v = 0; v < 8; v++) out[v] = F::weights(w, j, v);
