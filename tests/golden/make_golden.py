@@ -32,6 +32,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from latents import LATENTS  # noqa: E402
 from mixtures import MIXTURES  # noqa: E402
+from squared_relu import SQUARED_RELU  # noqa: E402
 
 ROOT = HERE.parents[1]
 N_VOCAB = 300
@@ -323,6 +324,7 @@ CASES: dict[str, dict[str, Any]] = {
         "n_tokens": 16,
     },
     **LATENTS,
+    **SQUARED_RELU,
 }
 
 
@@ -387,12 +389,12 @@ def checkpoint_logits(folder: Path, tokens: np.ndarray) -> np.ndarray:
 def randomise(model: Any, seed: int) -> None:
     """Fills all weights: matrices by their inputs, norms around 1, biases of a visible size.
 
-    Gemma's norms add 1 to their weights; GPT-2's matrices are [inputs, outputs].
+    Gemma's and Nemotron's norms add 1 to their weights; GPT-2's matrices are [inputs, outputs].
     """
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    adds_one = model.config.model_type in ("gemma", "gemma2", "gemma3_text")
+    adds_one = model.config.model_type in ("gemma", "gemma2", "gemma3_text", "nemotron")
     for name, p in sorted(model.named_parameters()):
         values = torch.randn(p.shape, generator=generator)
         if name.endswith("scale"):
@@ -426,7 +428,7 @@ def make(name: str, changes: dict[str, Any], seed: int) -> None:
     seed = changes.pop("seed", seed)
     as_bin, n_tokens = changes.pop("bin", False), changes.pop("n_tokens", N_TOKENS)
     base = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **BASE}
-    own = changes.get("model_type") in ("falcon", "gpt2", "opt", "stablelm")
+    own = changes.get("model_type") in ("falcon", "gpt2", "nemotron", "opt", "stablelm")
     config = changes if own else {**base, **changes}
     model = build(copy.deepcopy(config))  # transformers adds to its sections
     randomise(model, seed)

@@ -159,6 +159,19 @@ void test_norms_of_heads() {
     CHECK(keeps_head_to_cpu(*without));
 }
 
+// BitNet's norms between products, and numbers that multiply products.
+void test_inner_norms_and_scales() {
+    Description d = tiny::describe(Shape{});
+    const float half = 0.5f;
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&half);
+    d.tensors.push_back({"blk.0.attn_v.scale", DType::F32, {1}, {bytes, bytes + sizeof(half)}});
+    const auto model = inspected(d, session_params());
+    CHECK(says(keeps_to_cpu(*model, 0), "a scale of their own"));
+    CHECK(keeps_to_cpu(*model, 1).empty());
+    model->layers[1].find<FeedForward>()->norms_values = true;
+    CHECK(says(keeps_to_cpu(*model, 1), "norms inside feed-forward blocks"));
+}
+
 }  // namespace
 
 int main() {
@@ -167,5 +180,6 @@ int main() {
     test_lists_of_parts();
     test_capped_logits();
     test_norms_of_heads();
+    test_inner_norms_and_scales();
     return check::summary("test_keeps_to_cpu");
 }

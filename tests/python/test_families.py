@@ -156,6 +156,24 @@ KEYS: dict[str, dict[str, Any]] = {
         "gemma3.attn_logit_softcapping": None,
         "gemma3.final_logit_softcapping": None,
     },
+    "arcee": {
+        "arcee.attention.key_length": 12,
+        "arcee.rope.dimension_count": 12,
+        "arcee.rope.scaling.type": "yarn",
+        "arcee.attention.layer_norm_rms_epsilon": np.float32(1e-5),
+        "powerinfer.ffn.activation": None,
+    },
+    "bitnet": {
+        "bitnet.hidden_activation": "relu2",
+        "bitnet.attention.layer_norm_rms_epsilon": np.float32(1e-5),
+        "powerinfer.ffn.activation": None,
+    },
+    "nemotron": {
+        "nemotron.attention.key_length": None,
+        "nemotron.rope.dimension_count": 4,
+        "nemotron.attention.layer_norm_epsilon": np.float32(1e-5),
+        "powerinfer.ffn.activation": None,
+    },
     "gpt2": {
         "gpt2.context_length": 128,
         "gpt2.feed_forward_length": 64,

@@ -73,6 +73,9 @@ DENSE: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window": None},  # llama.cpp decides by the number of layers
     "cohere2": {"sliding_window_pattern": 4},  # llama.cpp has no other
     "apertus": {},
+    "arcee": {},
+    "nemotron": {},
+    "bitnet": {"hidden_act": "silu"},  # the only one that llama.cpp's BitNet has
 }
 # llama.cpp knows no tied head of these.
 WITH_HEAD = ("olmoe", "dots1", "minimax-m2", "gpt-oss", "olmo2", "apertus")

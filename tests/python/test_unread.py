@@ -29,6 +29,9 @@ from powerinfer_cpp import Llama
 CASES = {
     "llama": "llama-silu-tied",
     "deepseek2": "deepseek-v3",
+    "arcee": "arcee",
+    "bitnet": "bitnet",
+    "nemotron": "nemotron",
     "falcon": "falcon-7b",
     "gemma": "gemma",
     "gemma2": "gemma2",
@@ -322,7 +325,7 @@ def test_harmless_tensors(llama: Spliced, tmp_path: Path, caplog: pytest.LogCapt
     harmless = {
         "v.patch_embd.weight": np.ones((3, 4)),
         "mm.0.weight": np.ones((3, 4)),
-        "blk.0.attn_q.scale": one,
+        "output.scale": one,
         "blk.0.attn_q.input_scale": two,
         "blk.1.ffn_rate": np.ones(5),
     }
@@ -332,8 +335,8 @@ def test_harmless_tensors(llama: Spliced, tmp_path: Path, caplog: pytest.LogCapt
     assert opened(path, caplog) == []
     with caplog.at_level(logging.INFO):
         opened(path, caplog)
-    path = llama.write(tmp_path / "m.gguf", tensors={"blk.0.attn_q.scale": two})
-    with pytest.raises(UnsupportedModelError, match=r"attn_q\.scale"):
+    path = llama.write(tmp_path / "m.gguf", tensors={"output.scale": two})
+    with pytest.raises(UnsupportedModelError, match=r"output\.scale"):
         opened(path, caplog)
 
 

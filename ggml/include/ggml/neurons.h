@@ -166,8 +166,8 @@ struct NeuronScratch {
     float* few_sums = nullptr;  // [kFewRows, kSegments, cols]: sums of a few rows
     // [n] or null: where partial_ffn sets those that it computes (their act(g) is not 0).
     bool* computed = nullptr;
-    // [rows, n] or null: where partial_ffn and rows_ffn store the values h, 0 for neurons that they
-    // do not compute.
+    // [rows, n] or null: where partial_ffn, rows_ffn and rows_ffn_segments store the values h, 0
+    // for neurons that they do not compute.
     float* values = nullptr;
 };
 

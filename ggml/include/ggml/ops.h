@@ -52,13 +52,15 @@ class InputBuffer {
 // keeps the compiler from removing the reads.
 uint64_t read_memory(Context& context, const uint8_t* data, int64_t n);
 
-// y[t][n] = sum_k w[n][k] x[t][k] + bias[n], for several weights with the same input in one call.
+// y[t][n] = scale * sum_k w[n][k] x[t][k] + bias[n], for several weights with the same input in one
+// call.
 // Weights: F32, F16, BF16 and (of adapters) Q8_0 as rows; every block format as strips, which need
 // x.q8.
 struct Product {
     const Matrix& w;
-    float* y;                     // [x.rows, w.rows]
-    const float* bias = nullptr;  // [w.rows] or null
+    float* y;                      // [x.rows, w.rows]
+    const float* bias = nullptr;   // [w.rows] or null
+    const float* scale = nullptr;  // [1], or null for 1
 };
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products);
 
@@ -79,6 +81,10 @@ void copy_heads(Context& context, const Heads& from, int64_t n, int64_t n_head, 
 // that begin `stride` values apart; 0: n. weight null: 1.
 void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows,
               int64_t n, float* y, int64_t stride = 0);
+
+// y /= sqrt(mean(x^2) + eps), row by row. x: [rows, n]; y: [rows, width].
+void divide_by_rms(Context& context, const float* x, float eps, int64_t rows, int64_t n,
+                   int64_t width, float* y);
 
 // LayerNorm (arXiv 1607.06450): y = (x - mean) / sqrt(variance + eps) * weight + bias. x, y: [rows,
 // n]. weight, bias: [n_weights, n], row t has those of t % n_weights. bias null: none.

@@ -426,6 +426,7 @@ void rows_ffn_segments(Context& context, const Neurons& w, const Input& x, const
                        NeuronScratch& scratch, int64_t s, float* partial, float* y,
                        NeuronCounts* counts, bool* fired, int32_t* fires) {
     OpTimer timer(context.profile, "rows_ffn_segments");
+    if (scratch.values && s == 0) std::fill_n(scratch.values, x.rows * w.n, 0.0f);
     run_segments(context, timer, w, x, mask, scratch, s, s + kTogether, 1, partial, y, counts,
                  fired, fires);
 }

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <numeric>
 
 #include "kernels/kernels.h"
 #include "ops/grain.h"
@@ -51,8 +53,8 @@ struct Rows {
 };
 
 // Computes strips [first, first + n) of one weight (eight rows each, fewer at the end).
-void some_strips(const cpu::Kernels& kernels, const Matrix& w, const float* bias, int64_t first,
-                 int64_t n, const Input& x, const Rows& of) {
+void some_strips(const cpu::Kernels& kernels, const Matrix& w, const float* scale,
+                 const float* bias, int64_t first, int64_t n, const Input& x, const Rows& of) {
     const int64_t row = first * kStrip, ldy = of.ldy;
     const int64_t rows = std::min(n * kStrip, w.rows - row), whole = rows / kStrip;
     const uint8_t* data = w.data + row * w.row_bytes();
@@ -75,6 +77,12 @@ void some_strips(const cpu::Kernels& kernels, const Matrix& w, const float* bias
             for (int64_t t = 0; t < nt; t++) {
                 std::copy_n(part + t * kStrip, rows % kStrip, y + (t0 + t) * ldy);
             }
+        }
+    }
+    if (scale) {
+        for (int64_t t = 0; t < of.n; t++) {
+            float* const y = of.y + t * ldy + row;
+            for (int64_t i = 0; i < rows; i++) y[i] *= *scale;
         }
     }
     if (bias) {
@@ -101,7 +109,7 @@ void matmul(Context& context, const Input& x, std::initializer_list<Product> pro
             const int64_t n = strips_of(p.w);
             const int64_t from = std::max(begin, first), to = std::min(end, first + n);
             if (from < to) {
-                some_strips(context.kernels, p.w, p.bias, from - first, to - from, x,
+                some_strips(context.kernels, p.w, p.scale, p.bias, from - first, to - from, x,
                             {0, x.rows, p.y, p.w.rows});
             }
             first += n;
@@ -119,7 +127,7 @@ void matmul_heads(Context& context, const Input& x, const Matrix* w, int64_t n_h
         for (int64_t h = begin / strips; h * strips < end; h++) {
             const int64_t from = std::max<int64_t>(begin - h * strips, 0);
             const int64_t to = std::min(end - h * strips, strips);
-            some_strips(context.kernels, w[h], nullptr, from, to - from, x,
+            some_strips(context.kernels, w[h], nullptr, nullptr, from, to - from, x,
                         {h * rows, rows, y.x + h * y.head, y.row});
         }
     });
@@ -185,6 +193,23 @@ void rms_norm(Context& context, const float* x, const float* weight, float eps, 
     context.threads.run(rows, cpu::row_grain(n), [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) {
             context.kernels.rms_norm[kF32](x + t * stride, weight, eps, n, y + t * stride);
+        }
+    });
+}
+
+void divide_by_rms(Context& context, const float* x, float eps, int64_t rows, int64_t n,
+                   int64_t width, float* y) {
+    const OpTimer timer(context.profile, "divide_by_rms");
+    constexpr int64_t kLanes = 8;  // sums side by side, which do not wait for each other
+    context.threads.run(rows, cpu::row_grain(n), [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = begin; t < end; t++) {
+            double squares[kLanes] = {};
+            for (int64_t i = 0; i < n; i++) {
+                squares[i % kLanes] += double(x[t * n + i]) * double(x[t * n + i]);
+            }
+            const double sum = std::accumulate(squares, squares + kLanes, 0.0);
+            const auto factor = float(1 / std::sqrt(sum / double(n) + double(eps)));
+            for (int64_t c = 0; c < width; c++) y[t * width + c] *= factor;
         }
     });
 }

@@ -24,12 +24,14 @@ void dense_ffn(const Pass& p, const BlockRows& in, float* y) {
     const bool q8 = up.quantised() || gate.quantised();
     const Input input = b.input.prepare(p.context, in.x, in.n, c.n_embd, q8);
     if (gate) {
-        ggml::matmul(p.context, input, {{gate, b.gate, w.gate_bias}, {up, b.up, w.up_bias}});
+        ggml::matmul(
+            p.context, input,
+            {{gate, b.gate, w.gate_bias, w.gate_scale}, {up, b.up, w.up_bias, w.up_scale}});
         p.adapters.add(p.context, input, &w.gate, b.gate);
         p.adapters.add(p.context, input, &w.up, b.up);
         ggml::gated_activation(p.context, c.activation, b.gate, b.up, all);
     } else {
-        ggml::matmul(p.context, input, {{up, b.gate, w.up_bias}});
+        ggml::matmul(p.context, input, {{up, b.gate, w.up_bias, w.up_scale}});
         p.adapters.add(p.context, input, &w.up, b.gate);
         if (in.part.xielu) {
             ggml::xielu(p.context, *in.part.xielu, b.gate, all);
@@ -38,9 +40,12 @@ void dense_ffn(const Pass& p, const BlockRows& in, float* y) {
         }
     }
     if (bool* flags = p.flags()) ggml::nonzero(p.context, b.gate, all, flags);
+    if (in.part.norms_values) {
+        ggml::rms_norm(p.context, b.gate, w.value_norm, c.norm_eps, in.n, n_ff, b.gate);
+    }
     p.record.squares(p.context, PI_INPUT_FFN_DOWN, in.part.index, in.expert, b.gate, in.n);
     const Input fired = b.input.prepare(p.context, b.gate, in.n, n_ff, down.quantised());
-    ggml::matmul(p.context, fired, {{down, y, w.down_bias}});
+    ggml::matmul(p.context, fired, {{down, y, w.down_bias, w.down_scale}});
     p.adapters.add(p.context, fired, &w.down, y);
     p.source.keep_expert(in.number(), in.n);
     ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.part.index)];
@@ -72,7 +77,9 @@ void adapt(const Pass& p, const BlockRows& in, ggml::Neurons& neurons) {
         if (w.gate) own_bias(p, x, w.n, w.gate, neurons.gate_bias, b.gate);
         own_bias(p, x, w.n, w.up, neurons.up_bias, b.up);
     }
-    b.neurons.values = p.adapters.change(&w.down) ? p.adapters.neuron_values() : nullptr;
+    b.neurons.values = p.adapters.change(&w.down) ? p.adapters.neuron_values()
+                       : in.part.norms_values     ? b.values
+                                                  : nullptr;
 }
 
 // Computes only the neurons that fire. For files that store the FFN as neuron rows.
@@ -92,9 +99,11 @@ void neuron_ffn(const Pass& p, const BlockRows& in, float* y) {
     if (all_of_next) block.next = next->number(0);
     adapt(p, in, neurons);
     compute_neurons(p, block, y);
-    if (const float* values = p.work.neurons.values) {
-        p.adapters.add(p.context, {values, in.n, neurons.n, {}}, &in.w().neurons.down, y);
+    const float* const values = p.work.neurons.values;
+    if (in.part.norms_values) {
+        ggml::divide_by_rms(p.context, values, c.norm_eps, in.n, neurons.n, c.n_embd, y);
     }
+    if (values) p.adapters.add(p.context, {values, in.n, neurons.n, {}}, &in.w().neurons.down, y);
 }
 
 // y[t] = down . (act(gate . x[t]) * up . x[t]); without a gate, y[t] = down . act(up . x[t]).

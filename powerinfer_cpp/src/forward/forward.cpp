@@ -128,11 +128,13 @@ void grow(const Pass& p, const Attention& a, float* q) {
 // Queries, and keys and values unless another layer has them.
 void project_heads(const Pass& p, const Attention& a, const Input& x) {
     Workspace& b = p.work;
-    if (a.kv_of >= 0) return p.multiply(x, {{a.q, b.q, a.q_bias}});
+    if (a.kv_of >= 0) return p.multiply(x, {{a.q, b.q, a.q_bias, a.q_scale}});
     if (a.v) {
-        p.multiply(x, {{a.q, b.q, a.q_bias}, {a.k, b.k, a.k_bias}, {a.v, b.v, a.v_bias}});
+        p.multiply(x, {{a.q, b.q, a.q_bias, a.q_scale},
+                       {a.k, b.k, a.k_bias, a.k_scale},
+                       {a.v, b.v, a.v_bias, a.v_scale}});
     } else {
-        p.multiply(x, {{a.q, b.q, a.q_bias}, {a.k, b.k, a.k_bias}});
+        p.multiply(x, {{a.q, b.q, a.q_bias, a.q_scale}, {a.k, b.k, a.k_bias, a.k_scale}});
         std::copy_n(b.k, b.batch.n * a.k_dim(), b.v);
     }
     norm_and_rope(p, a, a.k_norm, a.n_head_kv, b.k);
@@ -169,9 +171,13 @@ void attention(const Pass& p, int64_t layer, const Attention& a, const float* x,
                     b.q, b.attention, b.attended);
     if (a.latent) latent_results(p, a);
 
+    if (a.out_norm) {
+        ggml::rms_norm(p.context, b.attended, a.out_norm, p.model.config.norm_eps, n, a.out_dim(),
+                       b.attended);
+    }
     p.record.squares(p.context, PI_INPUT_ATTENTION_OUTPUT, layer, 0, b.attended, n);
     const Input attended = b.input.prepare(p.context, b.attended, n, a.out_dim(), a.o.quantised());
-    p.multiply(attended, {{a.o, y, a.o_bias}});
+    p.multiply(attended, {{a.o, y, a.o_bias, a.o_scale}});
 }
 
 // The experts that the router at `k` chooses from.

@@ -155,6 +155,12 @@ class OneRow {
         audit_row(p_, in_, w_, input_, 0, mask_, segment);
     }
 
+    // values [n]: what the row's neurons gave, 0 for those that did not fire.
+    void keep_values(float* values) const {
+        std::fill_n(values, w_.n, 0.0f);
+        for_candidates(0, kSegments, [&](int32_t id) { values[id] = s_.values[id]; });
+    }
+
     // fired: [n] or null.
     void count(bool* fired) const {
         ggml::NeuronCounts& counts = counts_of(p_, in_);
@@ -510,6 +516,8 @@ void compute_neurons(const Pass& p, const NeuronBlock& in, float* y) {
         if (t > 0) store.keep_unkept(threads);
         OneRow row(p, in, t);
         row.run(y + t * in.neurons.cols);
+        float* const values = p.work.neurons.values;
+        if (values) row.keep_values(values + t * in.neurons.n);
         row.count(p.flags() ? p.flags() + t * in.neurons.n : nullptr);
         if (in.audited && in.audited[t] >= 0) row.audit(in.audited[t]);
     }

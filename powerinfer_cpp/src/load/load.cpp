@@ -249,6 +249,7 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     const Family* const family = find_family(model->file.gguf);
     if (!family) refuse_unknown_family(*model);
     model->config = read_config(model->file.gguf, *family, model->vocab.size());
+    notes.insert(notes.end(), model->config.notes.begin(), model->config.notes.end());
     model->layers.resize(model->config.n_layer);
     refuse_further_layers(*model);
     model->weights = weight_specs(*model, *family);

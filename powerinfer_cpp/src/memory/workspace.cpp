@@ -61,6 +61,10 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
         if (in_store) stored = StoredScratch(carver, rows, n_ff, c.n_embd);
         candidates = ggml::Candidates(carver, n_ff);
         carver.take(sums, {ggml::kSegments, c.n_embd});
+        const auto norms = [](const FeedForward* part) { return part->norms_values; };
+        if (std::any_of(model.ffns.begin(), model.ffns.end(), norms)) {
+            carver.take(values, {rows, n_ff});
+        }
     }
     if (c.has_predictors) {
         if (c.sketches) sketch = ggml::SketchScratch(carver, rows, c.n_embd);

@@ -49,6 +49,8 @@ struct Workspace {
     ggml::NeuronScratch neurons;
     ggml::Candidates candidates;
     float* sums = nullptr;  // [segments, n_embd], for one row
+    // [rows, n_ff], for norms of neurons' values: 0 for those that do not fire.
+    float* values = nullptr;
     StoredScratch stored;
     ggml::SketchScratch sketch;
     float* hidden = nullptr;  // [rows, rank]

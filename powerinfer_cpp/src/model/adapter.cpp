@@ -43,7 +43,8 @@ void add_neurons(const Model& m, int64_t i, std::map<std::string, Targets>& all)
     };
     if (w.gate) add("ffn_gate", w.gate, c.n_embd, w.n);
     add("ffn_up", w.up, c.n_embd, w.n);
-    add("ffn_down", w.down, w.n, c.n_embd);
+    // Down rows that have the weights of a norm as a factor are not what an adapter was trained on.
+    if (!part->norms_values) add("ffn_down", w.down, w.n, c.n_embd);
 }
 
 std::map<std::string, Targets> all_targets(const Model& m) {

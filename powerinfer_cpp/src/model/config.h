@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/notes.h"
 #include "ggml/ops.h"
 
 namespace powerinfer {
@@ -60,6 +61,7 @@ struct Config {
     bool sketches = false;             // predictors are sketches, not MLPs
     int64_t predictor_rank = 0;        // the largest rank of MLPs
     bool predict_from_normed = false;  // predictors read the normed input, not the residual
+    Notes notes;                       // what the file does not say and was guessed
 };
 
 // Is this activation exactly 0 for negative inputs?

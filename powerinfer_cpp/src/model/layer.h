@@ -61,6 +61,8 @@ struct Attention {
     // their norm and rotation.
     ggml::Matrix q, k, v, o;
     const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr, *o_bias = nullptr;
+    // One number each, that multiplies the product.
+    const float *q_scale = nullptr, *k_scale = nullptr, *v_scale = nullptr, *o_scale = nullptr;
     // With a latent q has [n_head * (nope + the values that rotate), q_rank or n_embd], there is no
     // v, and k_norm is the latent's.
     std::optional<Latent> latent;
@@ -68,6 +70,7 @@ struct Attention {
     // [n_head | n_head_kv, head_dim]. Or over the whole row: [q_dim | k_dim].
     const float *q_norm = nullptr, *k_norm = nullptr;
     enum class Norms { by_head, whole_row, after_rope } norms = Norms::by_head;  // after: by head
+    const float* out_norm = nullptr;  // [out_dim], RMSNorm of what the heads give, before o
 
     int64_t q_dim() const { return n_head * head_dim; }
     int64_t k_dim() const { return n_head_kv * head_dim; }
@@ -90,6 +93,9 @@ struct Ffn {
     // For dense files: matrices. gate, up: [n_ff, n_embd]; down: [n_embd, n_ff].
     ggml::Matrix gate, up, down;
     const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
+    // One number each, that multiplies the product.
+    const float *gate_scale = nullptr, *up_scale = nullptr, *down_scale = nullptr;
+    const float* value_norm = nullptr;  // [n_ff], see FeedForward::norms_values
     // For neuron-aware files (neurons.n > 0): rows in bundles, and the predictor. Gates are in
     // their own bundle, because exact mode reads all of them. Measured with 7B shapes in Q4_0:
     // exact 8.5 tokens/s with gate, up and down in one bundle, 12.4 to 13.0 with gates apart; by
@@ -113,8 +119,13 @@ struct FeedForward {
     std::vector<Ffn> blocks;  // 1, or one per expert
     ggml::Matrix share;       // [1, n_embd]: what it gives is multiplied by sigmoid(share . x)
     std::optional<ggml::Xielu> xielu;  // the activation, if Config::activation is xielu
-    float sparse_threshold = 0;        // predictor score below which a neuron is skipped
-    float recall = 0;                  // share of firings that it found in training; 0: unknown
+    // RMSNorm of the values act(gate . x) * up . x before down. Its weights are Ffn::value_norm; in
+    // neuron-aware files the down rows have them as a factor. Then only the root of the mean square
+    // is left, one number for all neurons of a row, which the finished sum is divided by: it needs
+    // the squares of those that fire, and no others.
+    bool norms_values = false;
+    float sparse_threshold = 0;  // predictor score below which a neuron is skipped
+    float recall = 0;            // share of firings that it found in training; 0: unknown
     // Where it is in the model: its layer, its number among all feed-forward parts, and that of its
     // first block among all blocks.
     int64_t layer = 0, index = 0, first_block = 0;

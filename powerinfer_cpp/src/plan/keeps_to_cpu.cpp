@@ -13,6 +13,8 @@ namespace {
 
 using ggml::format;
 
+constexpr char kScaled[] = "products with a scale of their own keep to the CPU";
+
 // Does the model have the weights of this vector? They are not read yet.
 bool has(const Model& m, const float* const& vector) {
     for (const WeightSpec& w : m.weights) {
@@ -29,8 +31,8 @@ bool lacks_norm_bias(const Model& m) {
 
 std::string reason(const Model& m, const Attention& attention) {
     const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, growth, growth_ctx, v_norm,
-                 kv_of, scale, softcap, sinks, q, k, v, o, q_bias, k_bias, v_bias, o_bias, latent,
-                 q_norm, k_norm, norms] = attention;
+                 kv_of, scale, softcap, sinks, q, k, v, o, q_bias, k_bias, v_bias, o_bias, q_scale,
+                 k_scale, v_scale, o_scale, latent, q_norm, k_norm, norms, out_norm] = attention;
     if (latent) return "attention over latents keeps to the CPU";
     // The arrays of attention in shared memory have a fixed size.
     if (head_dim > ggml::kDeviceHeadDim) {
@@ -43,6 +45,10 @@ std::string reason(const Model& m, const Attention& attention) {
         return "models with norms over all heads, or behind RoPE, keep to the CPU";
     }
     if (has(m, sinks)) return "models with attention sinks keep to the CPU";
+    if (has(m, out_norm)) return "models with norms inside attention keep to the CPU";
+    for (const float* const* factor : {&q_scale, &k_scale, &v_scale, &o_scale}) {
+        if (has(m, *factor)) return kScaled;
+    }
     if (softcap > 0) return "models that cap the scores of attention keep to the CPU";
     if (v_norm) return "models with norms of values, or without a matrix of them, keep to the CPU";
     if (kv_of >= 0) return "layers that read another layer's keys and values keep to the CPU";
@@ -61,16 +67,20 @@ std::string reason(const Model&, const Router&) {
 }
 
 std::string reason(const Model& m, const FeedForward& ffn) {
-    const auto& [n_ff, n_used, blocks, share, xielu, sparse_threshold, recall, layer, index,
-                 first_block] = ffn;
+    const auto& [n_ff, n_used, blocks, share, xielu, norms_values, sparse_threshold, recall, layer,
+                 index, first_block] = ffn;
     if (xielu) return "models with xIELU keep to the CPU";
     if (n_used > 0 || blocks.size() != 1) return "mixtures of experts keep to the CPU";
     if (m.config.activation == ggml::Activation::swiglu_oai) {
         return "models with the activation swiglu_oai keep to the CPU";
     }
-    [[maybe_unused]] const auto& [gate, up, down, gate_bias, up_bias, down_bias, gates, bundle,
-                                  neurons, stored, fc1, fc2, signs, sketch_offset, rate,
-                                  unpredicted] = blocks[0];
+    if (norms_values) return "models with norms inside feed-forward blocks keep to the CPU";
+    [[maybe_unused]] const auto& [gate, up, down, gate_bias, up_bias, down_bias, gate_scale,
+                                  up_scale, down_scale, value_norm, gates, bundle, neurons, stored,
+                                  fc1, fc2, signs, sketch_offset, rate, unpredicted] = blocks[0];
+    for (const float* const* factor : {&gate_scale, &up_scale, &down_scale}) {
+        if (has(m, *factor)) return kScaled;
+    }
     return "";
 }
 

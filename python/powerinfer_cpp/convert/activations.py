@@ -46,8 +46,12 @@ _DEFAULTS = {
     "exaone4": ("silu", "relu"),
     "cohere2": ("silu", "relu"),
     "apertus": ("xielu", "relu"),
+    "arcee": ("relu2", "relu2"),
+    "bitnet": ("relu2", "relu2"),
+    "nemotron": ("relu2", "relu2"),
 }
-
+# What llama.cpp computes where that is not the default of such files.
+_OF_LLAMA_CPP = {"bitnet": "silu"}
 
 _UNKNOWN_TO_OTHERS = ("bamboo", "opt")  # llama.cpp refuses these architectures
 
@@ -57,7 +61,7 @@ def dense_note(architecture: str, activation: str) -> str | None:
 
     The activation is our own key; other engines have a fixed one for each architecture.
     """
-    theirs = default_activation(architecture)
+    theirs = _OF_LLAMA_CPP.get(architecture, default_activation(architecture))
     if theirs in (None, activation) or architecture in _UNKNOWN_TO_OTHERS:
         return None
     return (

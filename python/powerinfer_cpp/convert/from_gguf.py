@@ -9,13 +9,13 @@ import numpy as np
 
 from ..core.errors import ModelFormatError, UnsupportedModelError
 from ..core.gguf import Gguf
-from . import bundles, fused, source
+from . import bundles, folding, fused, source
 from .activations import PLAIN_ONLY, RELUS, SMOOTH, dense_note
 from .formats import Format, decode, format_by_name
 from .predictor import predictors, sparse_threshold
 from .statistics import activation_files
 from .stored import Fitting, Stored, encoded, turned
-from .tensors import Output
+from .tensors import Output, scaled
 from .writer import FILE_TYPES, Entry, float32, string, uint32, write_gguf
 
 _DOWN = re.compile(r"(blk\.\d+\.ffn_down)(_t)?(_exps)?\.(weight|bias)")
@@ -106,14 +106,17 @@ def convert_gguf(
         computes_all = (activation or meant) in SMOOTH and (
             gguf.value("powerinfer.ffn.threshold") is None
         )
-        note = dense_note(str(gguf.value("general.architecture")), activation or meant)
+        architecture = str(gguf.value("general.architecture"))
+        note = dense_note(architecture, activation or meant)
         if note and dense:
             log(f"note: {note}")
         loss = Loss()
         stored: list[Stored] = []
         if not vocab_only:
             stored = list(_tensors(gguf, predictor, dense, outtype, loss, log))
-            if dense and gguf.value("general.architecture") in fused.ARCHITECTURES:
+            if dense and architecture == "bitnet":
+                stored = list(folding.neutral_norms(stored))
+            if dense and architecture in fused.ARCHITECTURES:
                 stored = list(fused.fused(stored))
         entries = list(_entries(gguf, dense or vocab_only, predictor, activation or meant, pre))
         if outtype is None:
@@ -133,7 +136,6 @@ def convert_gguf(
         if bundle:
             stored, keys = bundles.bundled(stored, source.size(gguf, "block_count"))
             entries += keys
-        architecture = str(gguf.value("general.architecture"))
         write_gguf(target, architecture, entries, stored, gguf.files)
     if loss.error:
         log(f"turning ffn_down: RMS error {loss.relative:.2%} of the weights' own RMS")
@@ -170,7 +172,11 @@ def _tensors(
     again, fitting = 0, Fitting()
     tensors = source.tensors(gguf)
     apart = tensors if dense else fused.parted(tensors, _n_ff_dense(gguf), _experts_of_all(gguf))
+    factors = {} if dense else folding.factors(tensors)
     for tensor in apart:
+        if not dense and folding.becomes_factor(tensor):
+            continue
+        factor = factors.get(tensor.name)
         if dense and _NEURON_TENSOR.fullmatch(tensor.name):
             continue
         if predictor and source.PREDICTOR.fullmatch(tensor.name):
@@ -181,10 +187,15 @@ def _tensors(
         tensor = replace(tensor, name=name)
         if turn:
             output = turned(name, tensor)
-            if wanted is None:
+            if factor is not None:
+                output = scaled(output, np.broadcast_to(factor, output.n_rows))
+            if wanted is None and not folding.stays_ternary(gguf, tensor):
                 wanted = format_by_name("Q8_0") if tensor.format.quantised else tensor.format
+            wanted = wanted or tensor.format
             yield loss.watch(output, fitting(wanted, output.row, name))
             continue
+        if factor is not None:
+            tensor = folding.times(tensor, factor)
         if wanted:
             wanted = fitting(wanted, tensor.row, name)
             again += tensor.format.quantised and wanted.quantised and wanted != tensor.format

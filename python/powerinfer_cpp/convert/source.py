@@ -30,6 +30,8 @@ _LEFT_OUT = re.compile(
     r"general\.(architecture|alignment|file_type|quantization_version)|split\..+"
 )
 
+_SILU_TOKENS = 32002  # of the first models of BitNet
+
 
 def tensors(gguf: Gguf) -> list[Stored]:
     """Every tensor, with bundles split.
@@ -82,7 +84,11 @@ def size(gguf: Gguf, *keys: str) -> int:
 def activation(gguf: Gguf) -> str:
     """The activation of the FFN, named or default. Raises UnsupportedModelError if unknown."""
     architecture = str(gguf.value("general.architecture", ""))
-    found = gguf.value("powerinfer.ffn.activation", default_activation(architecture, gguf.is_pwri))
+    found = gguf.value("powerinfer.ffn.activation")
+    if found is None and architecture == "bitnet":
+        found = gguf.value("bitnet.hidden_activation", _of_bitnet(gguf))
+    if found is None:
+        found = default_activation(architecture, gguf.is_pwri)
     if not isinstance(found, str):
         kind = "PWRI" if gguf.is_pwri else "GGUF"
         raise UnsupportedModelError(
@@ -90,6 +96,12 @@ def activation(gguf: Gguf) -> str:
             f"{architecture!r} is not known"
         )
     return found
+
+
+def _of_bitnet(gguf: Gguf) -> str | None:
+    """As the engine has it: the first models are told by their vocabulary; None for others."""
+    tokens = gguf.value("tokenizer.ggml.tokens")
+    return "silu" if isinstance(tokens, list) and len(tokens) == _SILU_TOKENS else None
 
 
 def is_matrix(stored: Stored) -> bool:

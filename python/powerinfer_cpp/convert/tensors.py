@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -108,6 +108,16 @@ def from_weight(name: str, weight: Weight, predictor: bool = False, exact: bool 
 def plus_one(name: str, weight: Weight) -> Output:
     """A vector with 1 added, for norms that do so."""
     return Output(name, weight.shape, lambda _a, _b: 1 + widen(weight.stored(), weight.bf16)[None])
+
+
+def scaled(output: Output, factor: float | np.ndarray) -> Output:
+    """The same values times a factor, or times one for each row."""
+
+    def rows(a: int, b: int) -> np.ndarray:
+        each = factor[a:b, None] if isinstance(factor, np.ndarray) else np.float32(factor)
+        return output.rows(a, b) * each
+
+    return replace(output, rows=rows)
 
 
 def from_values(name: str, values: np.ndarray) -> Output:

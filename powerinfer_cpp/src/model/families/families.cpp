@@ -119,7 +119,8 @@ const std::vector<Family>& all_families() {
         for (const auto* group :
              {&kLlamaFamilies, &kMixtureFamilies, &kDeepSeekFamilies, &kGraniteFamilies,
               &kDenseFamilies, &kFalconFamilies, &kGemmaFamilies, &kGemma4Families, &kGpt2Families,
-              &kGptOssFamilies, &kOptFamilies, &kSmallThinkerFamilies, &kStableLmFamilies}) {
+              &kGptOssFamilies, &kOptFamilies, &kSmallThinkerFamilies, &kSquaredReluFamilies,
+              &kStableLmFamilies}) {
             found.insert(found.end(), group->begin(), group->end());
         }
         return found;

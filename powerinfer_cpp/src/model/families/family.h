@@ -33,7 +33,8 @@ extern const std::vector<Family> kGpt2Families;          // gpt2.cpp
 extern const std::vector<Family> kGptOssFamilies;        // gpt_oss.cpp
 extern const std::vector<Family> kOptFamilies;           // opt.cpp
 extern const std::vector<Family> kSmallThinkerFamilies;  // smallthinker.cpp
-extern const std::vector<Family> kStableLmFamilies;      // stablelm.cpp
+extern const std::vector<Family> kSquaredReluFamilies;  // squared_relu.cpp: arcee, bitnet, nemotron
+extern const std::vector<Family> kStableLmFamilies;     // stablelm.cpp
 
 // All of them, in the order of the lists above.
 const std::vector<Family>& all_families();
@@ -93,6 +94,9 @@ struct LayerForm {
     ggml::Gating gating = ggml::Gating::softmax;
     bool normalise = true;
     float scale = 1;  // of what attention and the feed-forward block give
+    // RMSNorm before the output matrix of attention (attn_sub_norm) and before ffn_down
+    // (ffn_sub_norm).
+    bool inner_norms = false;
 };
 
 // For Llama's relatives: the epsilon of RMSNorm; with RoPE's pairs (i, i + n_rot / 2); and the

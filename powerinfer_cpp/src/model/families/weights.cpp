@@ -130,6 +130,10 @@ void Weights::attention(int64_t i) {
     optional(Part::attention, blk(i, "attn_k.bias"), a.k_dim(), &a.k_bias);
     optional(Part::attention, blk(i, "attn_v.bias"), a.v_dim(), &a.v_bias);
     optional(Part::attention, blk(i, "attn_output.bias"), n_embd, &a.o_bias);
+    optional(Part::attention, blk(i, "attn_q.scale"), 1, &a.q_scale);
+    optional(Part::attention, blk(i, "attn_k.scale"), 1, &a.k_scale);
+    optional(Part::attention, blk(i, "attn_v.scale"), 1, &a.v_scale);
+    optional(Part::attention, blk(i, "attn_output.scale"), 1, &a.o_scale);
 }
 
 void Weights::attention_without_values(int64_t i) {
@@ -327,13 +331,21 @@ void Weights::ffn(int64_t i, bool gated) {
     bool by_rows = has(down) || has_bundles(i, "");
     // If a PowerInfer file has no down tensor at all, ffn_down_t is reported as missing.
     if (m.file.gguf.pwri_magic() && !has(blk(i, "ffn_down.weight"))) by_rows = true;
-    if (!by_rows) return matrices(i, "", gated, of);
     const int64_t n_embd = m.config.n_embd, n_ff = of.n_ff;
+    if (!by_rows) {
+        matrices(i, "", gated, of);
+        if (of.norms_values) {
+            vector(Part::norms, blk(i, "ffn_sub_norm.weight"), n_ff, &of.blocks[0].value_norm);
+        }
+        return;
+    }
     of.blocks.resize(1);
     Ffn& f = of.blocks[0];
     neurons({i, of, 0, 0}, gated, down, f);
     optional(Part::ffn, blk(i, "ffn_gate.bias"), n_ff, &f.neurons.gate_bias);
     optional(Part::ffn, blk(i, "ffn_up.bias"), n_ff, &f.neurons.up_bias);
+    // With a norm between, a bias would have to be added behind it.
+    if (of.norms_values) return;
     optional(Part::ffn, blk(i, "ffn_down_t.bias"), n_embd, &f.neurons.down_bias);
 }
 
@@ -367,6 +379,10 @@ void Weights::matrices(int64_t i, const char* suffix, bool gated, FeedForward& p
     optional(Part::ffn, name("ffn_gate", ".bias"), n_ff, &f.gate_bias);
     optional(Part::ffn, name("ffn_up", ".bias"), n_ff, &f.up_bias);
     optional(Part::ffn, name("ffn_down", ".bias"), n_embd, &f.down_bias);
+    if (*suffix) return;  // those of experts have a number for each
+    optional(Part::ffn, name("ffn_gate", ".scale"), 1, &f.gate_scale);
+    optional(Part::ffn, name("ffn_up", ".scale"), 1, &f.up_scale);
+    optional(Part::ffn, name("ffn_down", ".scale"), 1, &f.down_scale);
 }
 
 void Weights::layer(int64_t i, const LayerForm& form) {
@@ -380,6 +396,9 @@ void Weights::layer(int64_t i, const LayerForm& form) {
         if (!form.some_lack_norms || has(blk(i, "attn_q_norm.weight"))) head_norms(i);
     }
     if (*form.attention_post_norm) post_norm(i, form.attention_post_norm, attention_part);
+    if (form.inner_norms) {
+        vector(Part::norms, blk(i, "attn_sub_norm.weight"), a.out_dim(), &a.out_norm);
+    }
     const LayerSizes sizes = layer_sizes(m.file.gguf, m.config, i);
     const bool experts_here = sizes.n_expert > 0;
     if (experts_here) {
@@ -389,6 +408,7 @@ void Weights::layer(int64_t i, const LayerForm& form) {
     LayerPart& part = add_feed_forward(i, experts_here ? "" : form.ffn_norm);
     part.scale = form.scale;
     if (*form.ffn_post_norm) post_norm(i, form.ffn_post_norm, part);
+    std::get<FeedForward>(part.op).norms_values = form.inner_norms;
     if (!experts_here) return ffn(i, form.gated);
     part.input = LayerPart::Input::as_before;
     experts(i, form.gated);

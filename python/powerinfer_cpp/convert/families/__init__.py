@@ -19,6 +19,7 @@ from .opt import Opt
 from .phi3 import Phi3
 from .phimoe import PhiMoe
 from .smallthinker import SmallThinker
+from .sparse import Arcee, BitNet, LlamaSparseRelu, Nemotron
 from .stablelm import StableLm
 
 FAMILIES: dict[str, type[Family]] = {
@@ -74,6 +75,10 @@ FAMILIES: dict[str, type[Family]] = {
     "glm4": Glm4,
     "cohere2": Cohere2,
     "apertus": Apertus,
+    "llama_sparse_relu": LlamaSparseRelu,  # SparseLM
+    "arcee": Arcee,
+    "bitnet": BitNet,
+    "nemotron": Nemotron,
 }
 
 
