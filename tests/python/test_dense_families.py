@@ -1,7 +1,6 @@
-"""Families near Llama of 2025: which layers rotate and see a window, and xIELU.
+"""Families near Llama of 2025, and Gemma 4: keys, which layers rotate and see a window, xIELU.
 
-test_golden.py compares their logits with transformers', test_families.py has their keys and what
-is refused.
+test_golden.py compares their logits with transformers', test_families.py has what is refused.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import reference
 from families import golden, logits, quiet
@@ -17,6 +17,66 @@ from powerinfer_cpp.convert import convert
 from powerinfer_cpp.core.gguf import Gguf
 
 from powerinfer_cpp import Llama, ModelFormatError, UnsupportedModelError
+
+KEYS: dict[str, dict[str, Any]] = {
+    "smollm3": {"powerinfer.rope.layers": [False, True], "powerinfer.ffn.activation": None},
+    "ministral3": {
+        "mistral3.rope.scaling.type": "yarn",
+        "mistral3.rope.scaling.yarn_log_multiplier": 0.5,
+        "mistral3.rope.scaling.attn_factor": None,
+        "mistral3.attention.temperature_scale": np.float32(0.3),
+        "mistral3.attention.key_length": 12,
+    },
+    "seed-oss": {"seed_oss.rope.dimension_count": 12},
+    "glm4": {"glm4.rope.dimension_count": 6, "glm4.feed_forward_length": 20},
+    "olmo3": {
+        "olmo2.attention.sliding_window": 5,
+        "olmo2.attention.sliding_window_pattern": [True, False],
+        "olmo2.rope.freq_base_swa": 500000.0,
+        "olmo2.rope.scaling.attn_factor": np.float32(1.5 / (0.1 * np.log(4) + 1)),
+    },
+    "exaone4": {
+        "exaone4.attention.sliding_window_pattern": [False, True],
+        "powerinfer.rope.layers": None,
+    },
+    "cohere2": {
+        "cohere2.logit_scale": 0.25,
+        "cohere2.attention.sliding_window_pattern": 2,
+        "cohere2.attention.layer_norm_epsilon": np.float32(1e-5),
+    },
+    "apertus": {"xielu.beta": [0.5, 0.5], "powerinfer.ffn.activation": None},
+    "gemma4": {
+        "gemma4.attention.head_count_kv": [2, 1],
+        "gemma4.attention.key_length": 16,
+        "gemma4.attention.key_length_swa": 8,
+        "gemma4.attention.sliding_window_pattern": [True, False],
+        "gemma4.rope.dimension_count": 16,
+        "gemma4.rope.dimension_count_swa": 8,
+        "gemma4.rope.freq_base": 1e6,
+        "gemma4.rope.freq_base_swa": 10000.0,
+        "gemma4.final_logit_softcapping": 6.0,
+        "powerinfer.ffn.activation": None,
+    },
+    "gemma4-mixture": {
+        "gemma4.attention.head_count_kv": 1,
+        "gemma4.feed_forward_length": 16,
+        "gemma4.expert_feed_forward_length": 12,
+        "gemma4.expert_count": 3,
+    },
+    "gemma4-embeddings": {
+        "gemma4.feed_forward_length": [12, 12, 24, 24],
+        "gemma4.attention.shared_kv_layers": 2,
+        "gemma4.embedding_length_per_layer_input": 4,
+    },
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_keys(name: str, tmp_path: Path) -> None:
+    path = convert(golden(name, tmp_path / name), outfile=tmp_path / "a.gguf", log=quiet)
+    with Gguf(path) as file:
+        found = file.metadata
+    assert {key: found.get(key) for key in KEYS[name]} == KEYS[name]
 
 
 @pytest.mark.parametrize(
@@ -87,10 +147,12 @@ def test_windows_of_layers_that_guess_tokens(tmp_path: Path) -> None:
     path = convert(golden("exaone4", tmp_path / "m"), outfile=tmp_path / "a.gguf", log=quiet)
     pattern = "exaone4.attention.sliding_window_pattern"
     more = {"exaone4.block_count": 3, "exaone4.nextn_predict_layers": 1}
+    layer = {"blk.2.nextn.eh_proj.weight": np.ones((4, 4), np.float32)}
     for flags in ([False, True], [False, True, True]):
-        changed(path, tmp_path / "b.gguf", keys={**more, pattern: flags})
+        changed(path, tmp_path / "b.gguf", keys={**more, pattern: flags}, added=layer)
         assert (logits(tmp_path / "b.gguf") == logits(path)).all()
-    changed(path, tmp_path / "b.gguf", keys={**more, pattern: [False, True, True, True]})
+    flags = [False, True, True, True]
+    changed(path, tmp_path / "b.gguf", keys={**more, pattern: flags}, added=layer)
     with pytest.raises(ModelFormatError, match="neither a number nor a flag for each layer"):
         Llama(tmp_path / "b.gguf", n_ctx=64, verbose=False)
 

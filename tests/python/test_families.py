@@ -225,55 +225,6 @@ KEYS: dict[str, dict[str, Any]] = {
         "qwen2.attention.sliding_window": 5,
         "qwen2.attention.sliding_window_pattern": [False, True],
     },
-    "smollm3": {"powerinfer.rope.layers": [False, True], "powerinfer.ffn.activation": None},
-    "ministral3": {
-        "mistral3.rope.scaling.type": "yarn",
-        "mistral3.rope.scaling.yarn_log_multiplier": 0.5,
-        "mistral3.rope.scaling.attn_factor": None,
-        "mistral3.attention.temperature_scale": np.float32(0.3),
-        "mistral3.attention.key_length": 12,
-    },
-    "seed-oss": {"seed_oss.rope.dimension_count": 12},
-    "glm4": {"glm4.rope.dimension_count": 6, "glm4.feed_forward_length": 20},
-    "olmo3": {
-        "olmo2.attention.sliding_window": 5,
-        "olmo2.attention.sliding_window_pattern": [True, False],
-        "olmo2.rope.freq_base_swa": 500000.0,
-        "olmo2.rope.scaling.attn_factor": np.float32(1.5 / (0.1 * np.log(4) + 1)),
-    },
-    "exaone4": {
-        "exaone4.attention.sliding_window_pattern": [False, True],
-        "powerinfer.rope.layers": None,
-    },
-    "cohere2": {
-        "cohere2.logit_scale": 0.25,
-        "cohere2.attention.sliding_window_pattern": 2,
-        "cohere2.attention.layer_norm_epsilon": np.float32(1e-5),
-    },
-    "apertus": {"xielu.beta": [0.5, 0.5], "powerinfer.ffn.activation": None},
-    "gemma4": {
-        "gemma4.attention.head_count_kv": [2, 1],
-        "gemma4.attention.key_length": 16,
-        "gemma4.attention.key_length_swa": 8,
-        "gemma4.attention.sliding_window_pattern": [True, False],
-        "gemma4.rope.dimension_count": 16,
-        "gemma4.rope.dimension_count_swa": 8,
-        "gemma4.rope.freq_base": 1e6,
-        "gemma4.rope.freq_base_swa": 10000.0,
-        "gemma4.final_logit_softcapping": 6.0,
-        "powerinfer.ffn.activation": None,
-    },
-    "gemma4-mixture": {
-        "gemma4.attention.head_count_kv": 1,
-        "gemma4.feed_forward_length": 16,
-        "gemma4.expert_feed_forward_length": 12,
-        "gemma4.expert_count": 3,
-    },
-    "gemma4-embeddings": {
-        "gemma4.feed_forward_length": [12, 12, 24, 24],
-        "gemma4.attention.shared_kv_layers": 2,
-        "gemma4.embedding_length_per_layer_input": 4,
-    },
 }
 
 
