@@ -31,7 +31,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from latents import LATENTS  # noqa: E402
-from mixtures import MIXTURES  # noqa: E402
+from mixtures import GPT2, MIXTURES  # noqa: E402
 from squared_relu import SQUARED_RELU  # noqa: E402
 
 ROOT = HERE.parents[1]
@@ -87,21 +87,6 @@ OPT: dict[str, Any] = {
     "max_position_embeddings": 128,
     "word_embed_proj_dim": 32,
     "activation_function": "relu",
-    "n_tokens": 24,
-}
-GPT2: dict[str, Any] = {
-    "model_type": "gpt2",
-    "architectures": ["GPT2LMHeadModel"],
-    "vocab_size": N_VOCAB,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_inner": 64,
-    "n_positions": 128,
-    "activation_function": "gelu_new",
-    "layer_norm_epsilon": 1e-5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
     "n_tokens": 24,
 }
 SMALL: dict[str, Any] = {"intermediate_size": 40, "num_key_value_heads": 2, "n_tokens": 24}

@@ -1,4 +1,4 @@
-"""Checkpoints of make_golden.py: mixtures of experts of several families, and dense relatives.
+"""Checkpoints of make_golden.py: mixtures of experts of several families, dense ones, GPT-2.
 
 As in its CASES: what differs from BASE.
 """
@@ -9,6 +9,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "vocab_size": 300,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_inner": 64,
+    "n_positions": 128,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "n_tokens": 24,
+}
 TINY: dict[str, Any] = {
     "intermediate_size": 24,
     "num_key_value_heads": 2,
