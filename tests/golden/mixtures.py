@@ -176,6 +176,27 @@ MIXTURES: dict[str, dict[str, Any]] = {
             "long_mscale": 1.25,
         },
     },
+    # Its rows of gates and ups are whole blocks of MXFP4.
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        "architectures": ["GptOssForCausalLM"],
+        "intermediate_size": 32,
+        "num_key_value_heads": 1,
+        "head_dim": 10,
+        "num_local_experts": 3,
+        "num_experts_per_tok": 2,
+        "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "attention_bias": True,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 8.0,
+            "truncate": False,
+        },
+        "n_tokens": 16,
+    },
 }
 # Dense families, and Gemma 4; their seeds do not depend on what stands before them.
 _MORE = json.loads((Path(__file__).parent / "tiny_cases.json").read_text())
