@@ -149,9 +149,9 @@ def test_bytes_that_are_no_text(running: serving.InThread) -> None:
     ids=lambda changes: "-".join(changes),
 )
 def test_too_much(running: serving.InThread, changes: dict[str, Any]) -> None:
-    begin = time.monotonic()
+    begin = time.process_time()  # of the server, too: its threads are here
     refused(running.post("v1/completions", {"prompt": "x", "max_tokens": 2, **changes}))
-    assert time.monotonic() - begin < 10
+    assert time.process_time() - begin < 5
 
 
 @pytest.mark.parametrize(

@@ -295,10 +295,10 @@ def test_ids() -> None:
     ],
 )
 def test_long_texts_take_linear_time(style: str, text: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     read(style, [text])
     read(style, text)
-    assert time.monotonic() - start < 20  # it takes a second; the machine may be busy
+    assert time.process_time() - start < 10  # it takes a second
 
 
 def test_which_style_a_template_has() -> None:

@@ -266,13 +266,13 @@ def test_values_of_tags_in_tags() -> None:
 @pytest.mark.parametrize("value", [" ", "\n", "<", "</", "a", "<![CDATA["])
 def test_long_values_take_linear_time(value: str) -> None:
     text = value * (60_000 // len(value))
-    start = time.monotonic()
+    start = time.process_time()
     for key in ("city", "more"):
         head = f"<tool_call>\n<function=look>\n<parameter={key}>\n"
         found = parse("qwen-coder", f"{head}{text}\n</parameter>\n</function>\n</tool_call>")
         assert found["tool_calls"] or value != "a"
     parse("qwen-coder", "<tool_call><function=" * 3000 + "<tool_call>" * 5000)
-    assert time.monotonic() - start < 20  # it takes a second; the machine may be busy
+    assert time.process_time() - start < 10  # it takes a second
 
 
 CALL = '{"name": "look", "arguments": {"city": "x"}}'

@@ -234,10 +234,10 @@ def test_long_histories_take_linear_time() -> None:
     calls = [{"id": str(i), "function": {"name": "add"}} for i in range(20_000)]
     results = [{"role": "tool", "tool_call_id": c["id"], "content": "x" * 9} for c in calls[::-1]]
     messages = check_messages([{"role": "assistant", "tool_calls": calls}, *results])
-    start = time.monotonic()
+    start = time.process_time()
     for change in (one_by_one, with_short_ids, lambda given: without_tools(given, None)):
         assert len(change(messages)) in (40_000, 20_001, 2)
-    assert time.monotonic() - start < 10  # it takes a tenth of a second
+    assert time.process_time() - start < 5  # it takes a tenth of a second
 
 
 # ---- Answers ----
