@@ -15,6 +15,7 @@
 
 #include "ggml/dtype.h"
 #include "ggml/gguf.h"
+#include "ggml/random_blocks.h"
 #include "temporary.h"
 
 namespace tiny {
@@ -87,9 +88,7 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
                 values[i] = std::fabs(values[i]) * (neuron * neuron % 7 < 3 ? 1.0f : -1.0f);
             }
         }
-        std::vector<uint8_t> bytes(size_t(ggml::info(type).size(n)));
-        ggml::info(type).encode(values.data(), bytes.data(), n);
-        d.tensors.push_back({name, type, std::move(ne), std::move(bytes)});
+        d.tensors.push_back({name, type, std::move(ne), ggml::random_blocks(type, values)});
     };
     const auto matrix = [&](const std::string& name, int64_t rows, int64_t cols, float size = 1) {
         add(name, s.type, {cols, rows}, 0, size / std::sqrt(float(cols)));

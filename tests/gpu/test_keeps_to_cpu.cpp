@@ -131,6 +131,15 @@ void test_capped_logits() {
     CHECK(!split.head && split.has(0));
 }
 
+// No device has products of IQ1, IQ2 and IQ3.
+void test_grids() {
+    Shape shape;
+    shape.type = DType::IQ2_XXS, shape.n_embd = shape.n_ff = 256, shape.head_dim = 64;
+    const auto model = inspected(tiny::describe(shape), session_params());
+    CHECK(says(keeps_to_cpu(*model, 0), "no operator on the device for tensor \"blk.0."));
+    CHECK(keeps_head_to_cpu(*model));
+}
+
 // An RMS norm with one weight for all heads is there; a LayerNorm is not, even of a single head,
 // whose weights have the same shape.
 void test_norms_of_heads() {
@@ -181,5 +190,6 @@ int main() {
     test_capped_logits();
     test_norms_of_heads();
     test_inner_norms_and_scales();
+    test_grids();
     return check::summary("test_keeps_to_cpu");
 }

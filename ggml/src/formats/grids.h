@@ -203,7 +203,7 @@ GGML_GRID_FORMATS(IS_GRID)
 
 // Which scale a half of 16 weights has, in the bits of its group.
 template <typename Grid>
-constexpr int scale_at(int half) {
+[[gnu::always_inline]] constexpr int scale_at(int half) {
     return half % Grid::halves * Grid::scale_bits;
 }
 template <typename Grid>

@@ -4,6 +4,8 @@
 // of the structs in layer.h belongs into its list, with a reason if it keeps a layer to the CPU.
 #include "plan/keeps_to_cpu.h"
 
+#include <algorithm>
+
 #include "ggml/device_ops.h"
 #include "ggml/status.h"
 
@@ -124,7 +126,11 @@ std::string keeps_to_cpu(const Model& m, int64_t layer) {
 
 bool keeps_head_to_cpu(const Model& m) {
     const bool biased = has(m, m.output_bias);
-    return m.config.logit_softcap > 0 || m.config.logit_scale != 1 || biased || lacks_norm_bias(m);
+    const bool suits = std::all_of(m.weights.begin(), m.weights.end(), [](const WeightSpec& w) {
+        return !w.of_head() || w.suits_device();
+    });
+    return m.config.logit_softcap > 0 || m.config.logit_scale != 1 || biased ||
+           lacks_norm_bias(m) || !suits;
 }
 
 }  // namespace powerinfer
