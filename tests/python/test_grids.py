@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import gguf
@@ -19,7 +21,7 @@ from powerinfer_cpp.convert import convert
 from powerinfer_cpp.convert.formats import decode, encode, format_by_name
 from powerinfer_cpp.quantize import quantize
 
-from powerinfer_cpp import Llama
+from powerinfer_cpp import Llama, OutOfMemoryError
 
 GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ3_S", "IQ2_S", "IQ1_M")
 
@@ -99,11 +101,17 @@ def in_format(name: str, source: Path, target: Path) -> Path:
     return changed(source, target, tensors=blocks)
 
 
-OPTIONS = {"n_ctx": 64, "logits_all": True, "verbose": False, "type_k": 0, "type_v": 0}
+OPTIONS: dict[str, Any] = {
+    "n_ctx": 64,
+    "logits_all": True,
+    "verbose": False,
+    "type_k": 0,
+    "type_v": 0,
+}
 
 
-def logits(path: Path, n_threads: int = 2) -> np.ndarray:
-    with Llama(path, n_threads=n_threads, n_threads_batch=n_threads, **OPTIONS) as llm:
+def logits(path: Path, n_threads: int = 2, **more: Any) -> np.ndarray:
+    with Llama(path, n_threads=n_threads, n_threads_batch=n_threads, **OPTIONS, **more) as llm:
         llm.eval(TOKENS)
         return llm.scores[: len(TOKENS)].copy()
 
@@ -123,3 +131,23 @@ def test_models(name: str, model: str, in_f32: dict[str, Path], tmp_path: Path) 
     environment = {**os.environ, "GGML_ISA": "generic", "PYTHONPATH": str(Path(__file__).parent)}
     subprocess.run([sys.executable, "-c", code, str(path), str(out)], check=True, env=environment)
     assert reference.relative_error(found.astype(np.float64), np.load(out)) < 2e-2
+
+
+@pytest.mark.parametrize("name", ["IQ2_XXS", "IQ3_S", "IQ1_M"])
+def test_experts_from_disk(name: str, tmp_path: Path) -> None:
+    cfg = {"hidden_size": 256, "moe_ffn_hidden_size": 512, "head_dim": 64, "num_hidden_layers": 4}
+    cfg |= {"rope_layout": [1] * 4, "sliding_window_layout": [0] * 4}
+    smallthinker(tmp_path / "model", **cfg, moe_num_primary_experts=16)
+    dense = convert(
+        tmp_path / "model", outtype="f32", outfile=tmp_path / "f32.gguf", dense=True, log=quiet
+    )
+    path = in_format(name, dense, tmp_path / "q.gguf")
+    with Llama(path, **OPTIONS) as llm:
+        whole = llm.plan()["total"]
+    with pytest.raises(OutOfMemoryError, match="with the experts on the disk") as error:
+        Llama(path, **OPTIONS, ram_budget=1e-6)
+    least = int(re.search(r"at least (\d+) bytes", str(error.value))[1])
+    budget = (least + 0.4 * (whole - least)) / (1 << 30)
+    with Llama(path, **OPTIONS, ram_budget=budget) as llm:
+        assert llm.plan()["storage"]
+    assert np.array_equal(logits(path, ram_budget=budget), logits(path))
