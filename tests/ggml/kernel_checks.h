@@ -41,10 +41,10 @@ double distance(const std::vector<float>& a, const std::vector<float>& b, double
 }
 constexpr double kRounding = 1e-5;
 
-// A single product may nearly be 0, but its rounding errors have the size of its terms, which add
-// up to about the root of their number.
+// One product, or both of two, may nearly be 0, but its rounding errors have the size of its terms,
+// which add up to about the root of their number.
 double least_size(int64_t products, int64_t cols) {
-    return products == 1 ? std::sqrt(double(cols)) / 4 : 1e-30;
+    return products <= 2 ? std::sqrt(double(cols)) / 4 : 1e-30;
 }
 
 // Computes nt tokens at once and each one alone: bits must not depend on the tile.

@@ -38,7 +38,7 @@ inline void set_scales(DType type, uint8_t* block, f16_t d) {
     for (size_t offset : at) std::memcpy(block + offset, &d, sizeof(d));
 }
 
-// Blocks of these values, or random ones of about their size.
+// Blocks of these values, or random ones of their size at most (a weight of IQ3_S is about 128 d).
 inline std::vector<uint8_t> random_blocks(DType type, const std::vector<float>& values) {
     const DTypeInfo& format = info(type);
     const auto n = int64_t(values.size());
@@ -51,7 +51,7 @@ inline std::vector<uint8_t> random_blocks(DType type, const std::vector<float>& 
     for (uint8_t& byte : bytes) byte = uint8_t(random());
     for (int64_t b = 0; b < n / format.block; b++) {
         const float size = std::fabs(values[size_t(b * format.block)]);
-        set_scales(type, &bytes[size_t(b * format.bytes)], f32_to_f16((size + 0.1f) / 40));
+        set_scales(type, &bytes[size_t(b * format.bytes)], f32_to_f16((size + 0.1f) / 128));
     }
     return bytes;
 }
