@@ -30,9 +30,9 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from latents import LATENTS  # noqa: E402
-from mixtures import GPT2, MIXTURES  # noqa: E402
-from squared_relu import SQUARED_RELU  # noqa: E402
+from latent_cases import LATENTS  # noqa: E402
+from mixture_cases import GPT2, MIXTURES  # noqa: E402
+from squared_relu_cases import SQUARED_RELU  # noqa: E402
 
 ROOT = HERE.parents[1]
 N_VOCAB = 300

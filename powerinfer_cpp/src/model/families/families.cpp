@@ -377,13 +377,14 @@ std::vector<WeightSpec> weight_specs(Model& model, const Family& family) {
     const int64_t n_layer = model.config.n_layer;
     family.weights(model, specs);
     number_parts(model);
-    for (int64_t i = 0; i < n_layer; i++) {
-        if (!layer_sizes(gguf, model.config, i).n_expert ||
-            model.layers[size_t(i)].find<Router>()) {
-            continue;
-        }
+    const std::string experts = model.config.architecture + ".expert_count";
+    const bool routed =
+        std::any_of(model.layers.begin(), model.layers.end(),
+                    [](const Layer& layer) { return layer.find<Router>() != nullptr; });
+    for (int64_t i = 0; i < n_layer && !routed; i++) {
+        if (!of_layer(gguf, model.config, i, experts, 0, kMany, 0)) continue;
         refuse(gguf, Code::unsupported,
-               model.config.architecture + ".expert_count: this family has no mixtures");
+               experts + ": this family has no mixtures, or the file no layer of experts");
     }
     if (!model.config.ropes.empty()) Weights(model, specs).rope_factors();
     const std::vector<float> fatrelu = per_layer(gguf, "powerinfer.ffn.threshold", n_layer);
