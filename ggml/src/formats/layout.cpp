@@ -62,7 +62,7 @@ const Members* members_of(DType type) {
     return nullptr;
 }
 
-using Rows = const uint8_t* const (&)[kStrip];
+using StripRows = const uint8_t* const (&)[kStrip];
 
 // Four bytes of four rows each: `to` gets the first word of all rows, then the second, and so on,
 // 32 bytes apart.
@@ -89,7 +89,7 @@ inline void interleave_four(const uint8_t* const* rows, int64_t at, uint8_t* to)
 // One unit of each row. By single small stores, the 16-byte loads of what reads the strip next
 // would wait for them.
 template <int unit>
-void interleave_one(Rows rows, int64_t at, uint8_t* to) {
+void interleave_one(StripRows rows, int64_t at, uint8_t* to) {
 #if defined(__SSE2__)
     [[maybe_unused]] auto* const out = reinterpret_cast<__m128i*>(to);
     if constexpr (unit == 1) {
@@ -128,7 +128,7 @@ void interleave_one(Rows rows, int64_t at, uint8_t* to) {
 }
 
 template <int bytes, int unit>
-inline void interleave(Rows rows, int64_t at, uint8_t* to) {
+inline void interleave(StripRows rows, int64_t at, uint8_t* to) {
     int64_t i = 0;
     if constexpr (unit == 4) {
         for (; i + 16 <= bytes; i += 16) {
@@ -140,7 +140,7 @@ inline void interleave(Rows rows, int64_t at, uint8_t* to) {
 }
 
 template <size_t format, size_t member>
-inline void pack_member(Rows rows, int64_t& at, uint8_t* strip) {
+inline void pack_member(StripRows rows, int64_t& at, uint8_t* strip) {
     constexpr Member m = kFormats[format].members[member];
     if constexpr (m.bytes > 0) interleave<m.bytes, m.unit>(rows, at, strip + kStrip * at);
     at += m.bytes;
@@ -149,15 +149,15 @@ inline void pack_member(Rows rows, int64_t& at, uint8_t* strip) {
 // Rows of `size` bytes. Each format has a loop of its own: with members that are read from the
 // list, packing blocks of 32 took 1.3 to 1.7 times as long.
 template <size_t format, size_t... member>
-void pack_rows(Rows rows, int64_t size, uint8_t* strip, std::index_sequence<member...>) {
+void pack_rows(StripRows rows, int64_t size, uint8_t* strip, std::index_sequence<member...>) {
     for (int64_t at = 0; at < size;) (pack_member<format, member>(rows, at, strip), ...);
 }
 template <size_t format>
-void pack_format(Rows rows, int64_t size, uint8_t* strip) {
+void pack_format(StripRows rows, int64_t size, uint8_t* strip) {
     pack_rows<format>(rows, size, strip, std::make_index_sequence<kMembers>());
 }
 
-using Pack = void (*)(Rows, int64_t, uint8_t*);
+using Pack = void (*)(StripRows, int64_t, uint8_t*);
 template <size_t... format>
 constexpr std::array<Pack, sizeof...(format)> all_packs(std::index_sequence<format...>) {
     return {pack_format<format>...};
