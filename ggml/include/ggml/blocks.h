@@ -277,7 +277,7 @@ inline uint32_t float_to_bits(float f) {
 
 // The bits of 2^(e - 128), the scale of a block of MXFP4. It is subnormal for e = 0 and 1, and 255
 // stands for no NaN. The larger one of two terms.
-constexpr uint32_t power_bits(uint8_t e) {
+[[gnu::always_inline]] constexpr uint32_t power_bits(uint8_t e) {
     const int32_t normal = (e - 1) * 0x800000, subnormal = (e + 1) * 0x200000;
     return uint32_t(normal > subnormal ? normal : subnormal);
 }

@@ -139,12 +139,15 @@ GGML_BOTH inline double exp_f64(double x) {
 // Natural logarithm, 0.84 ulp. -infinity for 0, NaN for negative numbers.
 GGML_BOTH inline double log_f64(double x) {
     using namespace math;
+    // Constants, not calls: kernels of an instruction set must not share functions with others.
     using limits = std::numeric_limits<double>;
-    if (x == 0) return -limits::infinity();
-    if (x < 0) return limits::quiet_NaN();
-    if (!(x <= limits::max())) return x;  // infinity, NaN
+    constexpr double infinity = limits::infinity(), nan = limits::quiet_NaN();
+    constexpr double most = limits::max(), least_normal = limits::min();
+    if (x == 0) return -infinity;
+    if (x < 0) return nan;
+    if (!(x <= most)) return x;  // infinity, NaN
     int64_t k = -1023;
-    if (x < limits::min()) {
+    if (x < least_normal) {
         x *= 0x1p54;
         k -= 54;
     }

@@ -8,12 +8,10 @@ namespace ggml::cpu {
 // For each token, calls tile(R, rows, rows to prefetch, factors of the rows, y of the token) with R
 // = `most` rows at a time, then 1, in ascending order. R is a Count<R>. at(id) is the address of a
 // row. `at` and `tile` are lambdas of one instruction set, so that instruction sets do not share
-// instances of this template; it is inlined, so that no symbol of it lies outside of their
-// namespaces (test_isa.py).
+// instances of this template.
 template <int most, typename At, typename Tile>
-[[gnu::always_inline]] inline void add_token_by_token(const At& at, const int32_t* ids,
-                                                      const WeightedRows& weighted, int64_t nt,
-                                                      float* y, int64_t ldy, const Tile& tile) {
+inline void add_token_by_token(const At& at, const int32_t* ids, const WeightedRows& weighted,
+                               int64_t nt, float* y, int64_t ldy, const Tile& tile) {
     const uint8_t *row[kMostRows], *ahead[kMostRows];
     for (int64_t t = 0; t < nt; t++) {
         const int64_t first = weighted.first[t], n = weighted.first[t + 1] - first;
@@ -23,7 +21,7 @@ template <int most, typename At, typename Tile>
         }
         const float* h = weighted.h + first;
         int64_t k = 0;
-        const auto tiles = [&](auto rows) __attribute__((always_inline)) {
+        const auto tiles = [&](auto rows) {
             for (; k + rows <= n; k += rows) tile(rows, row + k, ahead + k, h + k, y + t * ldy);
         };
         tiles(Count<most>());
@@ -33,10 +31,9 @@ template <int most, typename At, typename Tile>
 
 // The same, but if tokens share rows, unpacked(rows) adds all n rows for all tokens.
 template <int most, typename At, typename Tile, typename Unpacked>
-[[gnu::always_inline]] inline void add_blocks(const At& at, const int32_t* ids, int64_t n,
-                                              const WeightedRows& weighted, int64_t nt, float* y,
-                                              int64_t ldy, const Tile& tile,
-                                              const Unpacked& unpacked) {
+inline void add_blocks(const At& at, const int32_t* ids, int64_t n, const WeightedRows& weighted,
+                       int64_t nt, float* y, int64_t ldy, const Tile& tile,
+                       const Unpacked& unpacked) {
     if (nt == 1 || weighted.first[nt] - weighted.first[0] <= n) {
         return add_token_by_token<most>(at, ids, weighted, nt, y, ldy, tile);
     }

@@ -95,13 +95,14 @@ struct GridFormat {
     }
 };
 
-template <typename Block>
-using GridStrip = GridFormat<Block, false>;
-template <typename Block>
-using StoredGrid = GridFormat<Block, true>;
-
 }  // namespace ggml::cpu::GGML_ISA
 
-#define GRID_KERNELS(suffix, Block)         \
-    BLOCK_KERNELS(suffix, GridStrip<Block>) \
-    STORED_KERNELS(suffix, StoredGrid<Block>)
+// Types of a file's own: templates outside of the instruction set's namespace, which get them, then
+// are no symbols that others could share (test_isa.py).
+#define GRID_KERNELS(suffix, Block)                      \
+    namespace {                                          \
+    struct Strip_##suffix : GridFormat<Block, false> {}; \
+    struct Stored_##suffix : GridFormat<Block, true> {}; \
+    }                                                    \
+    BLOCK_KERNELS(suffix, Strip_##suffix)                \
+    STORED_KERNELS(suffix, Stored_##suffix)
