@@ -143,6 +143,54 @@ struct LayerEmbedding {
     ggml::Matrix gate, project;  // [width, n_embd], [n_embd, width]
 };
 
+// Parts that fold all positions of a sequence into numbers of a fixed count, its state: no position
+// of it can be taken back. state(): floats of a layer and sequence, those of the convolution first.
+
+// A causal convolution between two gates (LFM2): b, c, u = in . x; out . (c * conv(b * u)). Its
+// state is the last taps - 1 columns of b * u.
+struct ShortConvolution {
+    int64_t channels = 0, taps = 0;
+    ggml::Matrix in, out;         // [3 channels, n_embd]: rows of b, c, u; [n_embd, channels]
+    const float* conv = nullptr;  // [channels, taps], the newest column's last
+
+    int64_t state() const { return (taps - 1) * channels; }
+};
+
+// Mamba-2 (arXiv 2405.21060): z, u, B, C, dt = in . x; u, B, C = silu(conv(u, B, C) + bias); for
+// each head S = exp(dt a) S + dt u (x) B, y = S C + d u; out . norm(y * silu(z)).
+struct Mamba2 {
+    int64_t n_head = 0, head_dim = 0;  // heads of u and z
+    int64_t n_group = 0;               // of heads that share B and C, a divisor of n_head
+    int64_t n_state = 0;               // values of B and C, columns of a head's state
+    int64_t taps = 0;
+    ggml::Matrix in, out;  // [2 inner + 2 n_group n_state + n_head, n_embd], [n_embd, inner]
+    const float *conv = nullptr, *conv_bias = nullptr;           // [channels, taps], [channels]
+    const float *dt_bias = nullptr, *a = nullptr, *d = nullptr;  // [n_head]; a < 0
+    const float* norm = nullptr;  // [inner], RMSNorm of each group's values; null: none
+
+    int64_t inner() const { return n_head * head_dim; }
+    int64_t channels() const { return inner() + 2 * n_group * n_state; }
+    int64_t state() const { return (taps - 1) * channels() + inner() * n_state; }
+};
+
+// A gated delta net (arXiv 2412.06464): q, k, v = silu(conv(qkv . x)), z = gate . x; for each head
+// of v S = exp(g) S, S = S + k (x) beta (v - S^T k), y = S^T q; out . (norm(y) * silu(z)).
+struct DeltaNet {
+    int64_t n_k_head = 0, n_v_head = 0, head_dim = 0;
+    int64_t taps = 0;
+    bool tiled = false;           // v head h is served by k head h mod n_k_head; or h / (n_v / n_k)
+    ggml::Matrix qkv, gate, out;  // [channels, n_embd], [v_dim, n_embd], [n_embd, v_dim]
+    ggml::Matrix beta, alpha;     // [n_v_head, n_embd]
+    const float* conv = nullptr;  // [channels, taps]
+    const float *dt_bias = nullptr, *a = nullptr;  // [n_v_head]; a < 0
+    const float* norm = nullptr;                   // [head_dim]
+
+    int64_t k_dim() const { return n_k_head * head_dim; }
+    int64_t v_dim() const { return n_v_head * head_dim; }
+    int64_t channels() const { return 2 * k_dim() + v_dim(); }
+    int64_t state() const { return (taps - 1) * channels() + n_v_head * head_dim * head_dim; }
+};
+
 // For std::visit of a part's op, a function for each kind: a new kind does not compile until each
 // visit has one for it.
 template <typename... F>
