@@ -14,6 +14,7 @@ import pytest
 GCC = "aarch64-linux-gnu-g++"
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),  # the first test builds a whole system's programs
     pytest.mark.about("ggml/src/kernels", "ggml/src/ops", "ggml/src/os"),
 ]
 
