@@ -7,12 +7,14 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import serving
+from powerinfer_cpp.run.generation import Generation
 from powerinfer_cpp.run.pace import BURST, LEAST_SHARE, MASK_BURST, Pace, share
 from powerinfer_cpp.run.requests import Request
 from powerinfer_cpp.run.scheduler import MASK_SECONDS
@@ -160,15 +162,23 @@ def test_rows_of_prompts() -> None:
     pace, row, many = Pace(), 1 / 64, 10 * BURST
     pace.row_seconds = row
     assert pace.most_of("a", many, True) == BURST
-    pace.prompts.spend("a", 100 * BURST * row, 2 * BURST * row)  # no more than that is owed
-    pace.prompts.spend("b", 32 * row)
+    pace.rows.spend("a", 100 * BURST * row, 2 * BURST * row)  # no more than that is owed
+    pace.rows.spend("b", 32 * row)
     assert pace.most_of("a", many, True) == 0 and pace.most_of("b", many, True) == BURST - 32
     assert pace.most_of("a", many, False) == many
-    pace.count({}, 2, 2 * BURST * row, ["a", "b", "a"])
-    pace.count({}, 2, 128 * row, ["a", "b"])
+    one_each = {"a": 1, "b": 1}
+    pace.count({}, one_each, 2 * BURST * row, ["a", "b", "a"])
+    pace.count({}, one_each, 128 * row, ["a", "b"])
     assert pace.most_of("a", many, True) == 64 and pace.most_of("b", many, True) == BURST
-    pace.count({}, 1000, 320 * row, map(str, range(1000)))  # a twentieth at least
+    pace.count({}, one_each, 320 * row, map(str, range(1000)))  # a twentieth at least
     assert pace.most_of("a", many, True) == 80
+    # A sender's texts beside its first are taken from the same time.
+    assert pace.many_of("a") and pace.most_of("c", many, True) == BURST
+    pace.count({}, {"b": 1, "c": 33}, 0.0, ["b", "c"])
+    assert pace.most_of("c", many, True) == BURST  # a step takes no longer than it takes
+    for _ in range(20):
+        pace.count({}, {"b": 1, "c": 65}, 100 * row, map(str, range(1000)))
+    assert pace.many_of("b") and not pace.many_of("c") and pace.most_of("c", many, True) == 0
     assert share(4) == 0.25 and share(0) == 1 and share(1000) == LEAST_SHARE
 
 
@@ -215,7 +225,7 @@ def test_late_masks_hold_up_others_for_a_share_of_the_time(
         before = len(never.waits)
         found = has_mask(text, until, others)
         if others:
-            waits.extend(never.waits[before:])
+            waits.extend(never.waits[before:] or [0.0])
         return found
 
     monkeypatch.setattr(served.scheduler, "_has_mask", spied)
@@ -226,6 +236,62 @@ def test_late_masks_hold_up_others_for_a_share_of_the_time(
         wait_for(lambda: served.engine.call(lambda: served.scheduler.idle))
     assert 0 < max(waits) <= MASK_SECONDS and sum(waits) <= MASK_BURST + 1e-6
     assert not any(waits[-5:])
+
+
+def test_texts_of_one_sender_take_turns(
+    served: ServedModel, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it has taken its share beside others; they are written all the same."""
+    monkeypatch.setattr(served.scheduler._pace, "many_of", lambda sender: sender != "a")
+    steps: list[Counter[str]] = []
+    turns = served.scheduler._turns
+
+    def spied(texts: list[Any]) -> list[Any]:
+        found = turns(texts)
+        steps.append(Counter(text.sender for text in found))
+        return found
+
+    monkeypatch.setattr(served.scheduler, "_turns", spied)
+    many, other = asked(served, "a", 12, n=3), asked(served, "b", 12, "The dog")
+    [alone] = together(served, many)
+    desk.wait([alone])
+    assert max(step["a"] for step in steps) == 3  # nobody else writes
+    steps.clear()
+    beside, ticket = together(served, many, other)
+    desk.wait([beside, ticket])
+    assert {step["a"] for step in steps if step["b"] and step["a"]} == {1}
+    assert [desk.text(alone, i) for i in range(3)] == [desk.text(beside, i) for i in range(3)]
+
+
+def test_masks_take_a_share_of_the_time(
+    served: ServedModel, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the processor takes for them counts; who owes time begins none beside others."""
+    pytest.importorskip("llguidance")
+    pace = served.scheduler._pace
+    monkeypatch.setattr(pace.masks, "earn", lambda seconds: None)
+    grammar = LlamaGrammar.from_string('root ::= "a" [b-z]*')
+
+    def held(sender: str) -> Request:
+        def make() -> Any:
+            return grammar.processor(served.prompts.vocabulary)
+
+        return Request(**{**vars(asked(served, sender, 6)), "processors": make})
+
+    desk.wait(together(served, held("a"), asked(served, "b", 24, "The dog")))
+    assert pace.masks.spent("a") > 0 == pace.masks.spent("b")
+    pace.masks.spend("a", 10 * MASK_BURST)
+    begun: list[str] = []
+    foresee = Generation.foresee
+
+    def spied(text: Generation) -> None:
+        if text.has_masks and not text.foreseen:
+            begun.append("alone" if not served.scheduler._others("a") else "beside")
+        foresee(text)
+
+    monkeypatch.setattr(Generation, "foresee", spied)
+    desk.wait(together(served, held("a"), asked(served, "b", 24, "The dog")))
+    assert begun and set(begun) == {"alone"}
 
 
 # ---- The server ----

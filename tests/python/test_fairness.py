@@ -222,7 +222,7 @@ def test_a_very_long_prompt_gets_a_share_of_the_time(
     wait_for(lambda: writer.first)
 
     def add() -> Any:
-        scheduler._pace.prompts.spend("long", (BURST - 20) * 10.0)
+        scheduler._pace.rows.spend("long", (BURST - 20) * 10.0)
         return served.engine.submit(asked(served, "long", 4, LONG_PROMPT))
 
     long = served.engine.call(add)

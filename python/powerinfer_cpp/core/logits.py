@@ -39,6 +39,11 @@ class LogitsProcessorList(list[LogitsProcessor]):
             scores = processor(input_ids, scores)
         return scores
 
+    @property
+    def has_masks(self) -> bool:
+        """Does a member compute masks?"""
+        return any(map(has_masks, self))
+
     def begin_mask(self, input_ids: Ids) -> None:
         """Lets members begin what they can do before the logits are known."""
         for processor in self:
@@ -50,6 +55,12 @@ class LogitsProcessorList(list[LogitsProcessor]):
         until = time.monotonic() + seconds
         waits = [processor.mask_ready for processor in self if hasattr(processor, "mask_ready")]
         return all(ready(max(0.0, until - time.monotonic())) for ready in waits)
+
+
+def has_masks(processor: LogitsProcessor | None) -> bool:
+    """Does it compute masks before the logits are known? One that holds others says so itself."""
+    found: bool = getattr(processor, "has_masks", hasattr(processor, "begin_mask"))
+    return found
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..core.logits import LogitsProcessor, processed
+from ..core.logits import LogitsProcessor, has_masks, processed
 from ..core.sampler import Sampler, Samplers
 from ..text.completion import Piece, Writer
 from ..text.logprobs import choice
@@ -45,6 +45,9 @@ class Generation:
         self.token = -1  # the last one that was chosen
         self.fresh: list[int] = []  # tokens since the last update
         self.late: np.ndarray | None = None  # logits whose token is not chosen yet
+        self.has_masks = False  # does the processor compute masks beside the engine?
+        self.foreseen = False  # has it begun for the next token?
+        self.step = 0  # the last one that wrote it
         self._text = text
 
     def prepare(self, samplers: Samplers) -> None:
@@ -52,6 +55,7 @@ class Generation:
         if self.sampler is None:
             of = self.ticket.request
             self.processor = of.processors() if of.processors else None
+            self.has_masks = has_masks(self.processor)
             self.drafts = of.drafts() if of.drafts else None
             self.sampler = samplers.make(of.params, of.seed + self.index, of.ids, of.last_n)
 
@@ -85,6 +89,7 @@ class Generation:
         assert self.sampler is not None
         self.ids.append(token, generated=False)
         self.sampler.accept((token,))
+        self.foreseen = False
 
     # ---- Drafts --------------------------------------------------------------------------
 
@@ -106,13 +111,16 @@ class Generation:
     # ---- Choosing ------------------------------------------------------------------------
 
     def foresee(self) -> None:
-        """Lets the processor begin for the next token."""
+        """Lets the processor begin for the next token, if it has not."""
+        if self.foreseen:
+            return
+        self.foreseen = True
         if hasattr(self.processor, "begin_mask"):
             with contextlib.suppress(ValueError):  # the call says it
                 self.processor.begin_mask(self.ids.all)
 
     def ready(self, seconds: float) -> bool:
-        """Can the next token be chosen at once? Waits so long for it."""
+        """Can the next token be chosen at once? Waits so long for it. It must be foreseen."""
         return not hasattr(self.processor, "mask_ready") or self.processor.mask_ready(seconds)
 
     def choose(self, logits: np.ndarray, token: int | None = None) -> Piece | None:
@@ -142,7 +150,7 @@ class Generation:
                 return piece
         self.ids.append(token)
         self.sampler.accept((token,))
-        self.foresee()
+        self.foreseen = False
         self._follow(token)
         return piece
 

@@ -91,8 +91,11 @@ class Loop:
                 meter.chosen()
                 if request.endless and piece is not None:  # the criteria ended it
                     return
+            ended = piece is not None and bool(piece.reason)
+            if not ended:
+                text.foresee()
             sent = yield text.token, piece
-            if piece is not None and piece.reason:
+            if ended:
                 return
             for token in as_tokens(sent or ()).tolist():
                 text.append(token)

@@ -1,4 +1,4 @@
-"""How fast prompts may be read while texts are written, and how long masks are waited for."""
+"""What of the engine's time a sender may take from others: for prompts, further texts and masks."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 STEP_SECONDS = 0.25
 LEAST_CHUNK = 16
 
-# What a sender gets at once while others write: rows of prompts, an ordinary one, and seconds in
-# which a step waits for masks. Beyond, it gets a share of the time.
+# What a sender gets at once while others write: rows of prompts, an ordinary one, or of texts
+# beside its first; and seconds for masks. Beyond, it gets a share of the time.
 BURST = 512
 MASK_BURST = 0.25
 # The least of these shares; it is one of all senders, if that is more.
@@ -22,7 +22,7 @@ class Pace:
     def __init__(self) -> None:
         self.row_seconds = 0.0  # of a row of a step with a prompt, on average; 0: not known yet
         self._write_seconds = 0.0  # of a step without one
-        self.prompts, self.masks = Credit(), Credit()
+        self.rows, self.masks = Credit(), Credit()
 
     def most_beside(self, n_batch: int) -> int:
         """Rows of prompts that a step may have beside those of texts that are written."""
@@ -34,32 +34,49 @@ class Pace:
         """Of the rows that a sender's prompts want, those that they get now."""
         if not others_write or not self.row_seconds:
             return wanted
-        may = int(BURST - self.prompts.spent(sender) / self.row_seconds)
+        may = int(self._rows_of(sender))
         return min(wanted, may) if may >= min(wanted, LEAST_CHUNK) else 0
 
+    def many_of(self, sender: str) -> bool:
+        """May a step write several texts of a sender while others write?"""
+        return not self.row_seconds or self._rows_of(sender) > 0
+
     def patience(self, sender: str, others_write: bool) -> float:
-        """Seconds that a step may wait for the masks of a sender."""
+        """Seconds that a step may wait for the masks of a sender; 0: none is begun."""
         return max(0.0, MASK_BURST - self.masks.spent(sender)) if others_write else math.inf
 
     def count(
-        self, prompts: Mapping[str, int], n_writing: int, seconds: float, senders: Iterable[str]
+        self,
+        prompts: Mapping[str, int],
+        writing: Mapping[str, int],
+        seconds: float,
+        senders: Iterable[str],
     ) -> None:
-        """Notes a step. prompts: rows of prompts by sender; n_writing: the others; senders: who is
-        at work."""
-        n_prompt = sum(prompts.values())
+        """Notes a step. prompts, writing: rows of prompts, and the others, by sender; senders: who
+        is at work."""
+        n_prompt, n_writing = sum(prompts.values()), sum(writing.values())
+        n_rows = n_prompt + n_writing
         if n_prompt >= LEAST_CHUNK:
-            self.row_seconds += _part(self.row_seconds, seconds / (n_prompt + n_writing))
+            self.row_seconds += _part(self.row_seconds, seconds / n_rows)
+        most = 2 * BURST * self.row_seconds  # nobody owes more
         if n_prompt == 0:
             self._write_seconds += _part(self._write_seconds, seconds)
         elif self.row_seconds:
             # Rows of a long context take longer than others, so their time is counted.
             more = seconds - self._write_seconds if n_writing else seconds
-            most = 2 * BURST * self.row_seconds  # nobody owes more
             for sender, n in prompts.items():
-                self.prompts.spend(sender, max(0.0, more) * n / n_prompt, most)
+                self.rows.spend(sender, max(0.0, more) * n / n_prompt, most)
+        each = min(self.row_seconds, seconds / max(1, n_rows))
+        for sender, n in writing.items():
+            if n > 1:
+                self.rows.spend(sender, (n - 1) * each, most)
         part = share(len(set(senders)))
-        self.prompts.earn(seconds * part)
+        self.rows.earn(seconds * part)
         self.masks.earn(seconds * part)
+
+    def _rows_of(self, sender: str) -> float:
+        """Rows that a sender may take at once."""
+        return BURST - self.rows.spent(sender) / self.row_seconds
 
 
 def _part(mean: float, value: float) -> float:

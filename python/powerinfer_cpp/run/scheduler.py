@@ -21,6 +21,7 @@ from ..core.session import Session
 from ..core.work import Work
 from ..text.completion import Piece
 from ..text.logprobs import choice
+from ..text.processor_time import elsewhere
 from .drafts import NO_IDS
 from .generation import Generation, TokenText
 from .pace import Pace
@@ -183,10 +184,10 @@ class Scheduler:
         guessed = [text for text in self._active if text.n_left == 0 and text.late is None]
         if guessed:  # the last pass has computed what follows, too
             return updates + self._choose_tokens(guessed)
-        updates += self._choose_late(0.0)
+        updates += self._choose_late(0.0, True)
         rows = self._choose_rows()
         if not rows:
-            return updates or self._choose_late(IDLE_SECONDS)
+            return updates or self._choose_late(IDLE_SECONDS, False)
         self.n_steps += 1
         try:
             while not self._compute(rows):
@@ -274,12 +275,35 @@ class Scheduler:
             ticket.began, ticket.n_reused = time.perf_counter(), text.n_done
         self._active.append(text)
         if of.limit:
+            self._foresee(text, self._others(text.sender))
+
+    def _others(self, sender: str) -> bool:
+        """Are texts of other senders written?"""
+        return any(text.sender != sender for text in self._active)
+
+    def _foresee(self, text: Generation, others: bool) -> bool:
+        """Begins a text's next mask, unless its sender has taken its time from others. Is it
+        begun?"""
+        if not text.has_masks or self._pace.patience(text.sender, others) > 0:
             text.foresee()
+        return text.foreseen
+
+    def _turns(self, texts: list[Generation]) -> list[Generation]:
+        """Of the texts that write, those of this step: all, but where senders share the engine one
+        of each sender who has taken its share; its texts take turns."""
+        of: dict[str, list[Generation]] = {}
+        for text in texts:
+            of.setdefault(text.sender, []).append(text)
+        if len(of) > 1:
+            for sender, several in of.items():
+                if len(several) > 1 and not self._pace.many_of(sender):
+                    of[sender] = [min(several, key=lambda text: text.step)]
+        return [text for several in of.values() for text in several]
 
     def _choose_rows(self) -> dict[Generation, int]:
-        """How many rows of each text are computed: one of those that write. Prompts share the
+        """How many rows of each text are computed: one of those that write now. Prompts share the
         others, by senders and then by texts."""
-        rows = {text: 1 for text in self._active if text.writes}
+        rows = dict.fromkeys(self._turns([t for t in self._active if t.writes]), 1)
         left = self._session.n_batch - len(rows)
         if rows:
             left = self._pace.most_beside(left)
@@ -345,13 +369,13 @@ class Scheduler:
             if not self._make_room():
                 raise
             return False
-        prompts: Counter[str] = Counter()
+        prompts, writing = Counter[str](), Counter[str]()
         for text, n in rows.items():
-            prompts[text.sender] += 0 if text.writes else n
-        n_writing = total - prompts.total()
+            (writing if text.writes else prompts)[text.sender] += n
+            text.step = self.n_steps
         seconds = time.perf_counter() - begin
-        self._pace.count(prompts, n_writing, seconds, self._places())
-        if n_writing == total:
+        self._pace.count(prompts, writing, seconds, self._places())
+        if not prompts:
             for text in rows:
                 text.computed(seconds + self._guess_seconds)
         return True
@@ -416,20 +440,24 @@ class Scheduler:
     def _has_mask(self, text: Generation, until: float, others: Collection[str]) -> bool:
         """Can its token be chosen? Waits until then, if its sender has not made others wait too
         often."""
+        if not self._foresee(text, bool(others)):
+            return False
         begin = time.monotonic()
         patience = self._pace.patience(text.sender, bool(others))
         found = text.ready(max(0.0, min(patience, until - begin)))
-        if others:
+        if others and text.has_masks:
             self._pace.masks.spend(text.sender, time.monotonic() - begin)
         return found
 
-    def _choose_late(self, seconds: float) -> list[Update]:
-        """Chooses the tokens that had to wait; waits so long for one of them."""
+    def _choose_late(self, seconds: float, busy: bool) -> list[Update]:
+        """Chooses the tokens that had to wait; waits so long for one of them. busy: may others be
+        written meanwhile?"""
         until, updates = time.monotonic() + seconds, []
         late = [text for text in self._active if text.late is not None]
         for text in late:
             share = max(0.0, until - time.monotonic()) / len(late)
-            if text.late is not None and text.ready(share):
+            others = busy and self._others(text.sender)
+            if text.late is not None and self._foresee(text, others) and text.ready(share):
                 logits, text.late = text.late, None
                 update = self._choose_token(text, logits, None)
                 if update is not None:
@@ -441,18 +469,23 @@ class Scheduler:
     ) -> Update | None:
         """Adds a token, which is chosen here unless it is given."""
         ticket, n_guessed = text.ticket, len(text.guessed)
+        others, before = self._others(text.sender), elsewhere()
         try:
             piece = text.choose(logits, token)
         except Exception as error:  # of a grammar, or logits that are no numbers
             return self._fail(text, error)
+        finally:
+            if others and text.has_masks:  # what it took elsewhere
+                self._pace.masks.spend(text.sender, elsewhere() - before)
         if ticket.first is None:
             ticket.first = time.perf_counter()
         if n_guessed and not len(text.guessed):  # the last guess was right, or the next one wrong
             self._session.truncate(text.n_done, text.seq)
+        if piece is not None and piece.reason:
+            return self._end(text, piece)
+        self._foresee(text, others)
         if piece is None:
             return None
-        if piece.reason:
-            return self._end(text, piece)
         fresh, text.fresh = text.fresh, []
         return Update(ticket, text.index, piece, fresh)
 

@@ -20,6 +20,11 @@ def took_elsewhere(seconds: float) -> None:
     _elsewhere.seconds += seconds
 
 
+def elsewhere() -> float:
+    """Seconds that others have taken for this thread so far."""
+    return _elsewhere.seconds
+
+
 class Measured(Generic[Result]):
     """Work, and the seconds that it took when it was called: its thread's, and those of others."""
 
