@@ -168,6 +168,20 @@ void test_norms_of_heads() {
     CHECK(keeps_head_to_cpu(*without));
 }
 
+// A vector with a row for each head stays; a part of a longer one, which is rows of one value, does
+// not.
+void test_parts_of_vectors() {
+    const auto model = inspected(tiny::describe(Shape{}), session_params());
+    WeightSpec bias = model->weights.front();
+    bias.name = "blk.0.attn_qkv.bias";
+    bias.target = Vector{&model->layers[0].find<Attention>()->q_bias};
+    bias.rows = 8, bias.cols = 1;
+    model->weights.push_back(bias);
+    CHECK(keeps_to_cpu(*model, 0).empty());
+    model->weights.back().cols = 4;
+    CHECK(says(keeps_to_cpu(*model, 0), "tensor \"blk.0.attn_qkv.bias\""));
+}
+
 // BitNet's norms between products, and numbers that multiply products.
 void test_inner_norms_and_scales() {
     Description d = tiny::describe(Shape{});
@@ -190,6 +204,7 @@ int main() {
     test_capped_logits();
     test_norms_of_heads();
     test_inner_norms_and_scales();
+    test_parts_of_vectors();
     test_grids();
     return check::summary("test_keeps_to_cpu");
 }

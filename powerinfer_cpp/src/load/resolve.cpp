@@ -112,7 +112,9 @@ uint64_t WeightSpec::device_bytes(int64_t n) const {
 }
 
 bool WeightSpec::suits_device() const {
-    if (is<Vector>() && rows > 1) return false;  // norms that differ from head to head
+    // Norms that differ from head to head. A part of a vector, such as a third of attn_qkv.bias, is
+    // rows of one value.
+    if (is<Vector>() && rows > 1 && cols > 1) return false;
     const std::vector<DeviceMatrix> all = device_matrices();
     return std::all_of(all.begin(), all.end(), [](const DeviceMatrix& m) {
         return m.as_stored || ggml::has_device_rows(m.type, m.cols);
