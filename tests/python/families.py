@@ -34,6 +34,13 @@ def golden(name: str, folder: Path, **changes: Any) -> Path:
     return folder
 
 
+def with_null(folder: Path, *keys: str) -> Path:
+    """Sets keys of the checkpoint's config.json to null, which is not the same as missing."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **dict.fromkeys(keys)}))
+    return folder
+
+
 def with_head(folder: Path) -> Path:
     """Gives the checkpoint a head of its own, a copy of the embedding."""
     weights = load_file(folder / "model.safetensors")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
-from families import golden, logits, quiet
+from families import golden, logits, quiet, with_null
 from gguf_files import changed
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.core.gguf import Gguf
@@ -89,7 +89,7 @@ def test_keys(name: str, tmp_path: Path) -> None:
             "powerinfer.rope.layers",
             [False, False],
         ),
-        ("exaone4", {"sliding_window": None}, "exaone4.attention.sliding_window", None),
+        ("exaone4", {"sliding_window": None}, "exaone4.attention.sliding_window", 4096),
         (  # layers that see all positions do not rotate, even where no layer has the window
             "exaone4",
             {"layer_types": ["full_attention"] * 2},
@@ -130,6 +130,18 @@ def test_which_layers_slide_and_rotate(
     with Gguf(path) as file:
         assert file.value(key) == value
     logits(path)
+
+
+def test_null_for_a_window(tmp_path: Path) -> None:
+    """No layer of EXAONE 4 has one, and all rotate; in the others it contradicts layer_types."""
+    folder = with_null(golden("exaone4", tmp_path / "exaone4"), "sliding_window")
+    with Gguf(convert(folder, outfile=tmp_path / "a.gguf", log=quiet)) as file:
+        assert file.value("exaone4.attention.sliding_window") is None
+        assert file.value("powerinfer.rope.layers") is None
+    for name in ("olmo3", "cohere2", "gemma4"):
+        folder = with_null(golden(name, tmp_path / name), "sliding_window")
+        with pytest.raises(ModelFormatError, match="layers have a window, but sliding_window is"):
+            convert(folder, outfile=tmp_path / "a.gguf", log=quiet)
 
 
 def test_rotating_layers_as_the_file_says(tmp_path: Path) -> None:

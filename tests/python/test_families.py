@@ -398,7 +398,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("apertus", {"post_norm": True}, "post_norm on"),
     ("apertus", {"qk_norm": False}, "qk_norm off"),
     ("gemma4", {"attention_bias": True}, "gemma4 with biases"),
-    ("gemma4", {"rope_parameters": None}, "without rope_parameters of both kinds"),
+    ("gemma4", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters of both kinds"),
     ("gemma4", {"use_bidirectional_attention": "all"}, "both directions"),
     ("gemma4-embeddings", {"vocab_size_per_layer_input": 200}, "fewer embeddings of layers"),
     ("gemma4-mixture", {"num_experts": 4}, "router.proj.weight has shape"),

@@ -109,6 +109,7 @@ def test_keys_and_tensors_are_llama_cpps(files: dict[str, Path]) -> None:
     assert shapes["blk.1.exp_probs_b.bias"] == (6,)
     with Gguf(files["mistral4"]) as file:
         assert file.value("mistral4.attention.temperature_scale") == np.float32(0.4)
+        assert file.value("mistral4.attention.temperature_length") == 8
         assert file.value("mistral4.rope.scaling.original_context_length") == 8
 
 

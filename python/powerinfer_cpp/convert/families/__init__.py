@@ -2,7 +2,7 @@
 
 from ...core.errors import UnsupportedModelError
 from ..config import Config
-from .deepseek import DeepSeekV2, DeepSeekV3, Mistral4
+from .deepseek import DeepSeekV2, DeepSeekV3, Glm4MoeLite, Mistral4
 from .dense import Apertus, Cohere2, Exaone4, Glm4, Ministral3, Olmo2, Olmo3, SeedOss, SmolLm3
 from .ernie import Ernie, ErnieMoe
 from .falcon import Falcon
@@ -48,7 +48,7 @@ FAMILIES: dict[str, type[Family]] = {
     "deepseek_v2": DeepSeekV2,
     "deepseek_v3": DeepSeekV3,
     "kimi_k2": DeepSeekV3,
-    "glm4_moe_lite": DeepSeekV3,
+    "glm4_moe_lite": Glm4MoeLite,
     "mistral4": Mistral4,
     "falcon": Falcon,
     "RefinedWeb": Falcon,  # Falcon 40B and 7B before transformers supported them

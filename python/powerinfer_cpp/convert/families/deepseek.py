@@ -25,8 +25,17 @@ class DeepSeekV3(Mixture):
     choice_bias = "gate.e_score_correction_bias"
     shared = "mlp.shared_experts"
     gating = SIGMOID
+    # What config.json may leave out.
+    missing = {
+        "first_k_dense_replace": 3,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 2.5,
+        "n_group": 8,
+        "topk_group": 4,
+    }
 
     def __init__(self, config: Config):
+        config = config.completed(**self.missing)
         super().__init__(config)
         if self.o_bias or self.mlp_bias:
             raise self.refuse("a bias in these layers (attention_bias, mlp_bias)")
@@ -36,10 +45,9 @@ class DeepSeekV3(Mixture):
             self.q_rank = config.integer("q_lora_rank")
         self.kv_rank = config.integer("kv_lora_rank")
         self.share(config.integer("n_shared_experts", default=0, least=0))
-        self.expert_scale = config.number("routed_scaling_factor", default=1.0)
-        n_group = config.integer("n_group", default=1)
-        self.groups = (n_group, config.integer("topk_group", default=n_group))
+        self.expert_scale = config.number("routed_scaling_factor")
         self.normalise = self.read_routing()
+        self.groups = self.read_groups()
         config.known("ep_size", "aux_loss_alpha", "seq_aux", "num_key_value_heads")
 
     def read_n_head_kv(self) -> int:
@@ -67,6 +75,16 @@ class DeepSeekV3(Mixture):
         """Do the weights of the chosen experts sum to 1?"""
         self.expect(scoring_func="sigmoid", topk_method="noaux_tc")
         return self.config.flag("norm_topk_prob", True)
+
+    def read_groups(self) -> tuple[int, int]:
+        """How many groups of experts there are, and of how many a token's experts are chosen."""
+        n_group, n_used = (self.config.integer(key) for key in ("n_group", "topk_group"))
+        if self.n_expert % n_group or n_used > n_group:
+            raise ModelFormatError(
+                f"{self.config.path}: {self.n_expert} experts in {n_group} groups (n_group), of "
+                f"which {n_used} are chosen (topk_group)"
+            )
+        return n_group, n_used
 
     def expect(self, **values: str) -> None:
         """Raises UnsupportedModelError for other values of these keys."""
@@ -105,6 +123,9 @@ class DeepSeekV3(Mixture):
         yield uint32(f"{key}.value_length_mla", self.v_dim)
         if self.growth:
             yield float32(f"{key}.temperature_scale", self.growth)
+            # llama.cpp computes no such file without it.
+            assert self.rope
+            yield uint32(f"{key}.temperature_length", self.rope.original_ctx or self.n_ctx)
 
     def entries(self) -> Iterator[Entry]:
         yield from super().entries()
@@ -156,13 +177,18 @@ class DeepSeekV3(Mixture):
 class DeepSeekV2(DeepSeekV3):
     gating = SOFTMAX
     choice_bias = ""
+    missing = {"n_shared_experts": 2, "routed_scaling_factor": 1.0}
 
-    def read_routing(self) -> bool:
+    def read_groups(self) -> tuple[int, int]:
         method = self.config.values.get("topk_method") or "greedy"
         if method == "greedy":
-            self.groups = (1, 1)
-        elif method != "group_limited_greedy":
+            self.config.known("n_group", "topk_group")
+            return 1, 1
+        if method != "group_limited_greedy":
             raise self.refuse(f"topk_method {method!r}")
+        return super().read_groups()
+
+    def read_routing(self) -> bool:
         self.expect(scoring_func="softmax")
         # transformers never normalises in this family; DeepSeek's own code would.
         if self.config.flag("norm_topk_prob"):
@@ -170,13 +196,53 @@ class DeepSeekV2(DeepSeekV3):
         return False
 
 
+class Glm4MoeLite(DeepSeekV3):
+    """GLM-4.7-Flash."""
+
+    default_eps = 1e-5
+    missing = {
+        "first_k_dense_replace": 1,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 1.8,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+
+
 class Mistral4(DeepSeekV3):
     architecture = "mistral4"
     gating = SOFTMAX
     choice_bias = ""
+    missing = {
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+
+    def __init__(self, config: Config):
+        described = [config.values.get(key) for key in ("rope_parameters", "rope_scaling")]
+        if described == [None, None]:
+            config = config.completed()
+            config.values["rope_parameters"] = _ROTATION_OF_MISTRAL4
+        super().__init__(config)
 
     def read_routing(self) -> bool:
         return self.config.flag("norm_topk_prob", True)
+
+
+# Where config.json has none.
+_ROTATION_OF_MISTRAL4 = {
+    "type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 
 
 def _turned(matrix: Output) -> Output:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...core.errors import ModelFormatError
 from ..config import Config
 from ..rope import Rope, by_layer_type
 from ..tensors import Output, Weights, from_weight
@@ -23,20 +24,23 @@ def layer_windows(
     config: Config, n_layer: int, period: int, last_sees_all: bool = False
 ) -> tuple[int, list[bool]]:
     """The window in positions, 0 for none, and which layers have it: layer_types, or all but the
-    last of each period (last_sees_all: and the last one).
+    last of each period (last_sees_all: never the last one).
 
     Unlike read_window() it keeps windows that are as long as the context: other things may follow
-    from them.
+    from them. Raises ModelFormatError if layers have a window without a size.
     """
     kinds = config.layer_switches("layer_types", n_layer)
-    if config.values.get("sliding_window") is None:
-        return 0, []
     slides = [(i + 1) % period != 0 for i in range(n_layer)] if period else [False] * n_layer
-    if last_sees_all:
-        slides[-1] = False
     if kinds is not None:
         slides = [kind == "sliding_attention" for kind in kinds]
-    return (config.integer("sliding_window"), slides) if any(slides) else (0, [])
+    if last_sees_all:
+        slides[-1] = False
+    width = config.values.get("sliding_window")
+    if not any(slides):
+        return 0, []
+    if width is None:
+        raise ModelFormatError(f"{config.path}: layers have a window, but sliding_window is null")
+    return config.integer("sliding_window"), slides
 
 
 def rotation_entries(rotates: list[bool], usual: list[bool]) -> Iterator[Entry]:
@@ -195,6 +199,8 @@ class Olmo2(Llama):
 class Olmo3(Olmo2):
     """Windows, in whose layers the rotation is not scaled."""
 
+    default_theta = 500000.0
+
     def __init__(self, config: Config):
         config, windowed = by_layer_type(config.completed(sliding_window=4096))
         super().__init__(config)
@@ -202,7 +208,7 @@ class Olmo3(Olmo2):
         self.local = self.rope
         if windowed is not None:
             self.config = windowed
-            self.local = self.read_rope()
+            self.local = self.read_rope(self.default_theta)
             self.config = config
             if self.local.kind != "none":
                 raise self.refuse("olmo3 with scaled RoPE in layers with a window")
@@ -225,8 +231,14 @@ class Exaone4(Olmo2):
     def head_norm(self, weights: Weights, theirs: str, heads: int, ours: str) -> Output:
         return Llama.head_norm(self, weights, theirs, heads, ours)
 
+    def __init__(self, config: Config):
+        super().__init__(config.completed(sliding_window=4096))
+
     def read_window(self) -> tuple[int, list[bool]]:
         pattern = self.config.values.get("sliding_window_pattern")
+        if self.config.values.get("sliding_window") is None:  # null: no layer has one
+            self.config.known("layer_types")
+            return 0, []
         if not isinstance(pattern, str) or not re.fullmatch("[LG]+", pattern):
             period = self.config.integer("sliding_window_pattern", default=_PERIOD, least=0)
             return layer_windows(self.config, self.n_layer, period)

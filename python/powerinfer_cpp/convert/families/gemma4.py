@@ -25,7 +25,10 @@ class Gemma4(Llama):
 
     def __init__(self, config: Config):
         text = config.section("text_config")
-        full, windowed = by_layer_type(text.completed(**_DEFAULTS))
+        whole = text.completed(**_DEFAULTS)
+        if whole.values.get("rope_parameters") is None:
+            whole.values["rope_parameters"] = _ROTATIONS
+        full, windowed = by_layer_type(whole)
         # The heads of layers that see all positions; those of the others have a width of their own.
         self.window_dim = full.integer("head_dim", default=256)
         full.values["head_dim"] = full.integer("global_head_dim", default=self.window_dim)
@@ -182,4 +185,18 @@ class Gemma4(Llama):
 
 
 # Of what config.json may leave out.
-_DEFAULTS = {"sliding_window": 512, "global_head_dim": 512, "num_key_value_heads": 1}
+_DEFAULTS = {
+    "sliding_window": 512,
+    "global_head_dim": 512,
+    "num_key_value_heads": 4,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144,
+}
+_ROTATIONS = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {
+        "rope_type": "proportional",
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 1000000.0,
+    },
+}
