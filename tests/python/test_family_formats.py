@@ -22,15 +22,26 @@ from families import (
     quiet,
     smallthinker,
     with_head,
+    with_null,
 )
 from gguf_files import changed, values
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.quantize import quantize
+from safetensors.numpy import load_file, save_file
 
 from powerinfer_cpp import Llama
 
 # ---- llama.cpp opens what convert.py --dense writes ----
 
+YARN_OF_MISTRAL4 = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.4,
+}
 DENSE: dict[str, dict[str, Any]] = {
     "llama-silu-tied": {},
     "llama-bias": {},
@@ -67,22 +78,57 @@ DENSE: dict[str, dict[str, Any]] = {
     "granite-moe": {},
     "gpt-oss": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": True}},
     "smollm3": {"no_rope_layers": None},  # llama.cpp knows of every fourth layer only
-    "seed-oss": {},
+    "seed-oss": {"attention_out_bias": False},  # llama.cpp knows no such bias
     "glm4": {},
+    "ministral3": {},
     "olmo2": {},
-    "exaone4": {"sliding_window": None},  # llama.cpp decides by the number of layers
+    "olmo3": {},
+    "exaone4": {},  # with null for sliding_window: llama.cpp decides by the number of layers
     "cohere2": {"sliding_window_pattern": 4},  # llama.cpp has no other
     "apertus": {},
     "arcee": {},
     "nemotron": {},
     "bitnet": {"hidden_act": "silu"},  # the only one that llama.cpp's BitNet has
+    "deepseek-v3": {},
+    "mistral4": {"rope_parameters": YARN_OF_MISTRAL4},  # llama.cpp takes mscale to be 1
+    "gemma4": {},
+    "gemma4-embeddings": {},
+    "gemma4-mixture": {},
+    "qwen2-moe": {},
 }
 # llama.cpp knows no tied head of these.
-WITH_HEAD = ("olmoe", "dots1", "minimax-m2", "gpt-oss", "olmo2", "apertus")
+WITH_HEAD = ("olmoe", "dots1", "minimax-m2", "gpt-oss", "olmo2", "olmo3", "apertus", "qwen2-moe")
+# It refuses layers without experts in these: the last layer alone is compared.
+ONE_LAYER = ("qwen2-moe",)
+
+
+def without(folder: Path, part: str) -> None:
+    """Removes tensors from the checkpoint."""
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if part not in name}
+    save_file(kept, folder / "model.safetensors")
+
+
+def last_layer_alone(folder: Path) -> None:
+    cfg = json.loads((folder / "config.json").read_text())
+    last = cfg["num_hidden_layers"] - 1
+    weights = load_file(folder / "model.safetensors")
+    kept = {
+        n.replace(f"layers.{last}.", "layers.0."): w
+        for n, w in weights.items()
+        if "layers.0." not in n
+    }
+    save_file(kept, folder / "model.safetensors")
+    cfg |= {"num_hidden_layers": 1, "decoder_sparse_step": 1}
+    (folder / "config.json").write_text(json.dumps(cfg))
 
 
 # llama.cpp's GELU is a table: it rounds inputs and results to F16, each by up to 2^-11.
-ROUNDING = dict.fromkeys(("falcon-7b", "falcon-40b", "gemma", "gemma2", "gemma3", "gpt2"), 2**-10)
+OF_GELU = (
+    *("falcon-7b", "falcon-40b", "gemma", "gemma2", "gemma3", "gpt2"),
+    *("gemma4", "gemma4-embeddings", "gemma4-mixture"),
+)
+ROUNDING = dict.fromkeys(OF_GELU, 2**-10)
 LONG = TOKENS + [(37 * i * i + 11 * i) % 290 + 4 for i in range(80)]
 F32_CACHE: dict[str, Any] = {"n_ctx": 128, "verbose": False, "type_k": 0, "type_v": 0}
 
@@ -128,6 +174,12 @@ def test_llama_cpp_computes_the_same(name: str, tmp_path: Path) -> None:
     folder = golden(name, tmp_path / "model", **DENSE[name])
     if name in WITH_HEAD:
         with_head(folder)
+    if name in ONE_LAYER:
+        last_layer_alone(folder)
+    if name == "exaone4":
+        with_null(folder, "sliding_window")
+    if name == "seed-oss":
+        without(folder, "o_proj.bias")
     path = convert(folder, outtype="f32", dense=True, outfile=tmp_path / "a.gguf", log=quiet)
     compare_with_llama_cpp(path, ROUNDING.get(name, 2e-5))
 
@@ -177,6 +229,10 @@ LEFT_OUT = {"llama-head-dim"}  # no block divides its rows, 40
 LEFT_OUT |= {"olmoe", "dots1", "minimax-m2", "ernie-moe", "hunyuan-moe"}
 LEFT_OUT |= {"stablelm-parallel", "phi3-long", "phi3-window", "llama-longrope", "llama-dynamic"}
 LEFT_OUT |= {"seed-oss", "glm4"}  # heads of 12
+# Other widths that no block divides.
+LEFT_OUT |= {"deepseek-v3", "mistral4", "qwen2-moe"}
+LEFT_OUT |= {"gemma4", "gemma4-embeddings", "gemma4-mixture"}
+LEFT_OUT |= {"ministral3", "olmo3"}  # as llama and olmo2
 ROWS_OF_32 = [name for name in (*DENSE, "opt") if name not in LEFT_OUT]
 NARROW = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 WIDE = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
