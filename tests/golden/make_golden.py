@@ -31,7 +31,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from latent_cases import LATENTS  # noqa: E402
-from mixture_cases import GPT2, MIXTURES  # noqa: E402
+from mixture_cases import GPT2, MIXTURES, STARCODER2  # noqa: E402
 from squared_relu_cases import SQUARED_RELU  # noqa: E402
 
 ROOT = HERE.parents[1]
@@ -62,6 +62,7 @@ BASE: dict[str, Any] = {
     "eos_token_id": 2,
 }
 # Families with keys of their own take none of BASE.
+OF_OWN_KEYS = ("falcon", "gpt2", "nemotron", "opt", "stablelm", "starcoder2")
 SIZES = {key: BASE[key] for key in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id")}
 FALCON: dict[str, Any] = {
     **SIZES,
@@ -289,6 +290,7 @@ CASES: dict[str, dict[str, Any]] = {
     **MIXTURES,
     **LATENTS,
     **SQUARED_RELU,
+    "starcoder2": STARCODER2,
 }
 
 
@@ -392,7 +394,7 @@ def make(name: str, changes: dict[str, Any], seed: int) -> None:
     seed = changes.pop("seed", seed)
     as_bin, n_tokens = changes.pop("bin", False), changes.pop("n_tokens", N_TOKENS)
     base = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **BASE}
-    own = changes.get("model_type") in ("falcon", "gpt2", "nemotron", "opt", "stablelm")
+    own = changes.get("model_type") in OF_OWN_KEYS
     config = changes if own else {**base, **changes}
     model = build(copy.deepcopy(config))  # transformers adds to its sections
     randomise(model, seed)

@@ -1,4 +1,5 @@
-"""Checkpoints of make_golden.py: mixtures of experts of several families, dense ones, GPT-2.
+"""Checkpoints of make_golden.py: mixtures of experts of several families, dense ones, GPT-2,
+StarCoder 2.
 
 As in its CASES: what differs from BASE.
 """
@@ -23,6 +24,27 @@ GPT2: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "n_tokens": 24,
+}
+STARCODER2: dict[str, Any] = {
+    "seed": 48,
+    "model_type": "starcoder2",
+    "architectures": ["Starcoder2ForCausalLM"],
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "hidden_act": "gelu_pytorch_tanh",
+    "norm_epsilon": 1e-5,
+    "rope_theta": 10000.0,
+    "sliding_window": 7,
+    "use_bias": True,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "n_tokens": 20,
 }
 TINY: dict[str, Any] = {
     "intermediate_size": 24,

@@ -376,6 +376,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "opt": {},
+    "starcoder2": {**_LLAMA, "sliding_window": None, "tie_word_embeddings": True},
     "stablelm": {"partial_rotary_factor": 0.25},
     "deepseek_v2": {**_LLAMA, "routed_scaling_factor": 1.0, "topk_method": "greedy"},
     "deepseek_v3": {**_LLAMA, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5},

@@ -180,6 +180,13 @@ KEYS: dict[str, dict[str, Any]] = {
         "gpt2.rope.freq_base": None,
         "powerinfer.ffn.activation": None,
     },
+    "starcoder2": {
+        "starcoder2.attention.head_count_kv": 2,
+        "starcoder2.attention.layer_norm_epsilon": np.float32(1e-5),
+        "starcoder2.attention.sliding_window": 7,
+        "starcoder2.rope.dimension_count": 8,
+        "powerinfer.ffn.activation": None,
+    },
     "qwen3-moe-dense": {
         "qwen3moe.feed_forward_length": 24,
         "qwen3moe.expert_feed_forward_length": 8,
@@ -382,6 +389,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights"),
     ("gpt2", {"add_cross_attention": True}, "cross attention"),
     ("gpt2", {"n_positions": 100}, "wpe.weight has shape"),
+    ("starcoder2", {"norm_type": "rms_norm"}, "starcoder2 with norm_type 'rms_norm'"),
+    ("starcoder2", {"use_bias": False}, "does not explain"),
     ("llama-linear", {"rope_scaling": {"type": "linear"}}, "factor must be a number"),
     ("llama-linear", {"rope_scaling": {"type": "linear", "factor": -1}}, "factor must be positive"),
     ("llama-linear", {"rope_scaling": "linear"}, "must be an object"),
@@ -479,7 +488,7 @@ def test_gguf_that_contradicts_itself(tmp_path: Path) -> None:
         *("falcon-7b", "falcon-40b", "opt", "qwen2-yarn", "qwen3", "mixtral", "qwen3-moe"),
         *("phi3-short", "stablelm", "stablelm-parallel", "gemma", "gemma2", "gemma3", "gpt2"),
         *("olmoe", "hunyuan", "granite-moe", "gpt-oss"),
-        *("glm4", "olmo3", "cohere2"),
+        *("glm4", "olmo3", "cohere2", "starcoder2"),
     ],
 )
 def test_neuron_aware(name: str, tmp_path: Path) -> None:
@@ -511,7 +520,7 @@ def test_neuron_aware(name: str, tmp_path: Path) -> None:
             found = ours[f"blk.{layer}.{part}{suffix}.weight"]
             assert np.array_equal(found, parts[layer][f"{part}.weight"])
         bias = f"blk.{layer}.ffn_down{suffix}.bias"
-        has_bias = name in ("opt", "gpt2", "gpt-oss")
+        has_bias = name in ("opt", "gpt2", "gpt-oss", "starcoder2")
         assert (bias in theirs) == (f"blk.{layer}.ffn_down_t{suffix}.bias" in ours) == has_bias
         assert bias not in ours
     assert Gguf(aware).value("powerinfer.version") == 1

@@ -67,6 +67,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "gemma2": {},
     "gemma3": {"query_pre_attn_scalar": 12},  # llama.cpp's scores are scaled by head_dim
     "gpt2": {},
+    "starcoder2": {"sliding_window": None},  # which llama.cpp ignores
     "glm4-moe": {},
     "olmoe": {},
     "dots1": {"sliding_window": None},  # which llama.cpp ignores
@@ -125,7 +126,7 @@ def last_layer_alone(folder: Path) -> None:
 
 # llama.cpp's GELU is a table: it rounds inputs and results to F16, each by up to 2^-11.
 OF_GELU = (
-    *("falcon-7b", "falcon-40b", "gemma", "gemma2", "gemma3", "gpt2"),
+    *("falcon-7b", "falcon-40b", "gemma", "gemma2", "gemma3", "gpt2", "starcoder2"),
     *("gemma4", "gemma4-embeddings", "gemma4-mixture"),
 )
 ROUNDING = dict.fromkeys(OF_GELU, 2**-10)

@@ -58,6 +58,7 @@ CASES = {
     "granitemoe": "granite-moe",
     "phimoe": "phimoe",
     "stablelm": "stablelm",
+    "starcoder2": "starcoder2",
     "smallthinker": None,
     "smollm3": "smollm3",
     "mistral3": "ministral3",

@@ -37,6 +37,7 @@ _DEFAULTS = {
     "opt": ("relu", "relu"),
     "phi3": ("silu", "relu"),
     "stablelm": ("silu", "relu"),
+    "starcoder2": ("gelu_tanh", "relu"),
     "smallthinker": ("relu", "relu"),
     "smollm3": ("silu", "relu"),
     "mistral3": ("silu", "relu"),

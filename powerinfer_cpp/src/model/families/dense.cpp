@@ -158,6 +158,19 @@ void weights_apertus(Model& m, Specs& specs) {
     }
 }
 
+// StarCoder 2: LayerNorm, biases everywhere, no gate.
+void configure_starcoder2(const ggml::Gguf& gguf, Config& c) {
+    c.norm = Config::Norm::layer;
+    c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1));
+    c.rope_pairs = ggml::RopePairs::halves;
+}
+
+void weights_starcoder2(Model& m, Specs& specs) {
+    LayerForm form;
+    form.gated = false;
+    weights_of(m, specs, form);
+}
+
 }  // namespace
 
 const std::vector<Family> kDenseFamilies = {
@@ -169,6 +182,8 @@ const std::vector<Family> kDenseFamilies = {
     {"exaone4", Activation::silu, Activation::relu, configure_halves, weights_exaone4},
     {"cohere2", Activation::silu, Activation::relu, configure_cohere2, weights_cohere2},
     {"apertus", Activation::xielu, Activation::relu, configure_halves, weights_apertus},
+    {"starcoder2", Activation::gelu_tanh, Activation::relu, configure_starcoder2,
+     weights_starcoder2},
 };
 
 }  // namespace powerinfer

@@ -21,6 +21,7 @@ from .phimoe import PhiMoe
 from .smallthinker import SmallThinker
 from .sparse import Arcee, BitNet, LlamaSparseRelu, Nemotron
 from .stablelm import StableLm
+from .starcoder2 import StarCoder2
 
 FAMILIES: dict[str, type[Family]] = {
     "llama": Llama,
@@ -65,6 +66,7 @@ FAMILIES: dict[str, type[Family]] = {
     "phi3": Phi3,
     "smallthinker": SmallThinker,
     "stablelm": StableLm,
+    "starcoder2": StarCoder2,
     "smollm3": SmolLm3,
     "olmo2": Olmo2,
     "olmo3": Olmo3,
