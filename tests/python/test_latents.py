@@ -224,6 +224,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"attention.value_length_mla": 11}, r"attn_v_b\.weight"),
     ({"attention.q_lora_rank": 13}, r"attn_q_a\.weight"),
     ({"rope.dimension_count": 6}, "are not those of a latent"),
+    ({"leading_dense_block_count": 0}, "is 0, but layer 0 has no experts"),
+    ({"leading_dense_block_count": 2}, "is 2, but layer 1 has a router"),
+    ({"expert_shared_count": 3}, "3 experts of 8 neurons are not 8 wide together"),
+    ({"expert_shared_count": 0}, "0 experts of 8 neurons are not 8 wide together"),
+    ({"expert_group_count": 4}, "in 1 of 4 groups"),
 ]
 
 

@@ -27,6 +27,35 @@ void configure(const ggml::Gguf& gguf, Config& c) {
     }
 }
 
+// Keys that say which layers are dense and how wide the shared experts are, beside tensors that say
+// it, too. Throws Error(format) where they differ.
+void check_experts(const Model& m, int64_t i) {
+    const ggml::Gguf& gguf = m.file.gguf;
+    const auto key = [&](const char* suffix) { return m.config.architecture + suffix; };
+    const LayerSizes sizes = layer_sizes(gguf, m.config, i);
+    const std::string leading = key(".leading_dense_block_count");
+    const ggml::Value* const experts = gguf.find(key(".expert_count"));
+    const bool mixture = experts && experts->is_integer() && !experts->is_array();
+    if (mixture && experts->integer() > 0 && !sizes.n_expert && gguf.find(leading) &&
+        i >= gguf.integer(leading, 0, INT32_MAX)) {
+        throw ggml::Error(
+            ggml::Code::format,
+            ggml::format("%s: key \"%s\" is %lld, but layer %lld has no experts",
+                         gguf.path().c_str(), leading.c_str(),
+                         (long long)gguf.integer(leading, 0, INT32_MAX), (long long)i));
+    }
+    const std::string shared = key(".expert_shared_count");
+    if (!sizes.n_expert || !gguf.find(shared)) return;
+    const int64_t n = gguf.integer(shared, 0, INT32_MAX);
+    if (n * sizes.n_ff != sizes.n_ff_shared) {
+        throw ggml::Error(
+            ggml::Code::format,
+            ggml::format("%s: key \"%s\": %lld experts of %lld neurons are not %lld wide together",
+                         gguf.path().c_str(), shared.c_str(), (long long)n, (long long)sizes.n_ff,
+                         (long long)sizes.n_ff_shared));
+    }
+}
+
 // best_alone: of a softmax a group's best expert decides, and not the sum of two.
 void weights_of(Model& m, std::vector<WeightSpec>& specs, bool best_alone) {
     const ggml::Gguf& gguf = m.file.gguf;
@@ -43,6 +72,7 @@ void weights_of(Model& m, std::vector<WeightSpec>& specs, bool best_alone) {
     for (int64_t i = 0; i < m.config.n_layer; i++) {
         // A bias of the choice belongs to routers of sigmoids. Files of DeepSeek V2 name no kind.
         const bool biased = w.has(blk(i, "exp_probs_b.bias"));
+        check_experts(m, i);
         form.gating = biased ? ggml::Gating::sigmoid : ggml::Gating::softmax;
         w.layer(i, form);
         Attention& a = *m.layers[size_t(i)].find<Attention>();
