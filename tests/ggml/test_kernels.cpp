@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ggml/attention_kernels.h"
+#include "ggml/recurrence_kernels.h"
 
 using namespace ggml;
 using namespace ggml::cpu;

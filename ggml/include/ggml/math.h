@@ -170,6 +170,11 @@ GGML_BOTH inline double log_f64(double x) {
     return double(k) * kLn2High64 - ((square - (s * (square + more) + double(k) * kLn2Low64)) - f);
 }
 
+// log(1 + e^x). Where that is small its error is up to 1e-16.
+GGML_BOTH inline double softplus_f64(double x) {
+    return (x > 0 ? x : 0) + log_f64(1 + exp_f64(x > 0 ? -x : x));
+}
+
 // Sine and cosine of x in radians, 0.79 ulp for |x| up to 1.2e7. Larger x are first reduced by
 // multiples of the double nearest to 2 pi. The result then belongs to another angle, but is still
 // on the unit circle.

@@ -7,6 +7,7 @@
 #include "ggml/attention.h"
 #include "ggml/dtype.h"
 #include "ggml/ops.h"
+#include "ggml/recurrence.h"
 #include "ggml/tensor.h"
 
 namespace ggml::cpu {
@@ -151,6 +152,18 @@ using layer_norm_fn = void (*)(const float* x, const float* weight, const float*
 using rope_fn = void (*)(float* x, int64_t n_head, int64_t head_dim, const float* cos_sin,
                          int64_t n_pairs, RopePairs pairs);
 
+// Channels [first, first + n) of a sequence of convolve() in recurrence.h, n <= kConvolved.
+constexpr int64_t kConvolved = 128;
+using convolve_fn = void (*)(const Convolution& how, int64_t first, int64_t n,
+                             const StateRows& sequence, const float* x, int64_t x_row, float* y,
+                             int64_t y_row);
+// One head of a sequence of mamba2_scan(), and of delta_rule() with q and k as they are after its
+// first line. A value's sum over the rows of the state has a fixed order.
+using scan_fn = void (*)(const Mamba2Scan& how, int64_t head, const StateRows& sequence,
+                         const Heads& y);
+using delta_fn = void (*)(const DeltaRule& how, int64_t head, const StateRows& sequence,
+                          const Heads& y);
+
 // How much rows of signs (ggml/sketch.h) disagree with one input: out[r] = sum of the levels of the
 // columns where signs differ. planes: [4, plane_bytes(bytes)]: the signs of the input, then bits 0,
 // 1 and 2 of its levels; 0 beyond the end.
@@ -192,6 +205,9 @@ struct Kernels {
     rms_norm_fn rms_norm[kTypes];
     layer_norm_fn layer_norm[kTypes];
     rope_fn rope[kTypes];
+    convolve_fn convolve[kTypes];
+    scan_fn scan[kTypes];
+    delta_fn delta[kTypes];
     sketch_fn sketch[kTypes];  // by tensor type: I8
 };
 

@@ -1,6 +1,6 @@
-// Norms, activations and what else lies between products, for rows of floats. Plain loops of
-// sixteen lanes, which each instruction set's compiler flags turn into its registers. All give the
-// same bits: every value has its own operations, and every sum its lanes.
+// Norms, activations, convolutions and what else lies between products, for rows of floats. Plain
+// loops of sixteen lanes, which each instruction set's compiler flags turn into its registers. All
+// give the same bits: every value has its own operations, and every sum its lanes.
 #pragma once
 
 #include <cmath>
@@ -83,11 +83,8 @@ void softcap(float* x, float cap, int64_t n) {
 }
 
 void xielu(const Xielu& how, float* x, int64_t n) {
-    const auto softplus = [](double v) {
-        return (v > 0 ? v : 0) + log_f64(1 + exp_f64(v > 0 ? -v : v));
-    };
-    const float beta = how.beta, eps = how.eps, p = float(softplus(how.alpha_p)),
-                q = float(double(beta) + softplus(how.alpha_n));
+    const float beta = how.beta, eps = how.eps, p = float(softplus_f64(how.alpha_p)),
+                q = float(double(beta) + softplus_f64(how.alpha_n));
     each(x, n, [=](float v) {
         const float low = math::choose(v < eps, v, eps);
         const float negative = q * (exp_tail(low) + (low - v)), positive = p * v * v;
@@ -186,6 +183,45 @@ void rope(float* x, int64_t n_head, int64_t head_dim, const float* cos_sin, int6
     }
 }
 
+// The last taps - 1 columns of x are in a ring: column t in place t % (taps - 1).
+void convolve(const Convolution& how, int64_t first, int64_t n, const StateRows& sequence,
+              const float* x, int64_t x_row, float* y, int64_t y_row) {
+    const int64_t taps = how.taps, past = taps - 1;
+    float weight[kMostTaps][kConvolved], columns[kMostTaps][kConvolved], bias[kConvolved];
+    for (int64_t j = 0; j < taps; j++) {
+        const float* w = how.weight + first * taps + j;
+        for (int64_t c = 0; c < n; c++) weight[j][c] = w[c * taps];
+    }
+    for (int64_t j = 0; j < past; j++) {
+        for (int64_t c = 0; c < n; c++) {
+            columns[j][c] = sequence.before ? sequence.before[j * how.channels + first + c] : 0;
+        }
+    }
+    for (int64_t c = 0; c < n; c++) bias[c] = how.bias ? how.bias[first + c] : 0;
+    for (int64_t t = 0; t < sequence.n; t++) {
+        const float* in = x + sequence.rows[t] * x_row + first;
+        float* out = y + sequence.rows[t] * y_row + first;
+        float sum[kConvolved];
+        for (int64_t c = 0; c < n; c++) sum[c] = bias[c];
+        for (int64_t j = 0; j < past; j++) {
+            const float* column = columns[(t + j) % past];
+            for (int64_t c = 0; c < n; c++) sum[c] += weight[j][c] * column[c];
+        }
+        for (int64_t c = 0; c < n; c++) sum[c] += weight[past][c] * in[c];
+        if (past) {
+            float* column = columns[t % past];
+            for (int64_t c = 0; c < n; c++) column[c] = in[c];
+        }
+        if (how.silu) activate(Activation::silu, 0, sum, n);
+        for (int64_t c = 0; c < n; c++) out[c] = sum[c];
+    }
+    for (int64_t j = 0; j < past; j++) {
+        const float* column = columns[(sequence.n + j) % past];
+        float* to = sequence.after + j * how.channels + first;
+        for (int64_t c = 0; c < n; c++) to[c] = column[c];
+    }
+}
+
 }  // namespace
 
 }  // namespace ggml::cpu
@@ -200,4 +236,5 @@ void rope(float* x, int64_t n_head, int64_t head_dim, const float* cos_sin, int6
     const mix_fn mix__f32 = mix;                      \
     const rms_norm_fn rms_norm__f32 = rms_norm;       \
     const layer_norm_fn layer_norm__f32 = layer_norm; \
-    const rope_fn rope__f32 = rope;
+    const rope_fn rope__f32 = rope;                   \
+    const convolve_fn convolve__f32 = convolve;
