@@ -332,11 +332,14 @@ struct pi_session_params {
     float yarn_beta_fast;   /* turns in training from which a frequency stays; negative: the
                              * file's */
     float yarn_beta_slow;   /* turns up to which it is scaled; negative: the file's */
+    /* Positions of sequences from which they can be continued, if the model has states (see
+     * pi_model_has_states), 0..64; negative: 8, or what a sixteenth of the budget has room for. */
+    int32_t n_checkpoints;
 };
 
 /* Defaults: use_mmap, use_gpu_index, op_offload and bundle true; n_ctx, n_batch and n_ubatch 512,
- * n_seq 1, type_k and type_v F16, sparse_threshold NaN, n_gpu_layers, rope_scaling and yarn_* (but
- * not yarn_orig_ctx) -1; everything else 0. */
+ * n_seq 1, type_k and type_v F16, sparse_threshold NaN, n_gpu_layers, n_checkpoints, rope_scaling
+ * and yarn_* (but not yarn_orig_ctx) -1; everything else 0. */
 pi_model_params pi_model_default_params(void);
 pi_session_params pi_session_default_params(void);
 
@@ -348,7 +351,7 @@ typedef struct pi_plan_part {
     size_t struct_size; /* sizeof(pi_plan_part) */
     const char* tier;   /* "ram", "gpu" */
     const char* name;   /* "attention", "ffn", "embedding", "head", "norms", "predictor", "kv",
-                         * "scratch", "results", "record", "exchange", "context", "cache", "staging",
+                         * "states", "scratch", "results", "record", "exchange", "context", "cache", "staging",
                          * "tables", "process" */
     int32_t layer;      /* -1: not of one layer */
     uint64_t n_bytes;
@@ -456,6 +459,9 @@ int32_t pi_model_layer_n_expert(const pi_model* model, int32_t layer);
 uint64_t pi_model_n_params(const pi_model* model);   /* weights in the file */
 uint64_t pi_model_n_bytes(const pi_model* model);    /* their bytes */
 bool pi_model_has_predictors(const pi_model* model); /* in at least one layer */
+/* Do layers fold all positions of a sequence into a state, as in Mamba-2, gated delta nets and short
+ * convolutions? Then sequences can be cut to few positions: see pi_sequence_truncate. */
+bool pi_model_has_states(const pi_model* model);
 /* The file's header; owned by the model. */
 const pi_gguf* pi_model_gguf(const pi_model* model);
 
@@ -506,6 +512,8 @@ typedef struct pi_batch {
                             * keep those of the last row */
     const bool* generated; /* [n]: the token was generated, so predictors mask its row under
                             * PI_SPARSE_AUTO; or NULL: all rows are of a prompt */
+    const bool* checkpoint; /* [n]: keep a checkpoint of the row's sequence before the row; or NULL:
+                             * none. Only for models with states (pi_model_has_states) */
 } pi_batch;
 /* Computes rows. After an error the sequences are as before the call. PI_ERROR_CONTEXT, before
  * anything is computed, if a sequence would get longer than n_ctx, or the pool has too few free
@@ -523,16 +531,24 @@ pi_status pi_logits(const pi_session* session, int32_t i, const float** out);
 /* Embedding [n_embd] of row i: its last hidden state after the output norm. Only in sessions with
  * `embedding`, which have no logits. Valid as long as logits. */
 pi_status pi_embedding(const pi_session* session, int32_t i, const float** out);
-/* The number of positions in a sequence; truncate drops those from n on (0 <= n <= length). */
 int32_t pi_sequence_length(const pi_session* session, int32_t seq); /* -1: no such sequence */
+/* Drops the positions of a sequence from n on (0 <= n <= its length).
+ *
+ * If the model has states (pi_model_has_states), a sequence can only be cut where its state is
+ * known: at 0, at its end; in the rows of its last call and before them, if these were at most 16;
+ * and at the checkpoints that pi_batch asked for. The session keeps n_checkpoints of these
+ * (pi_session_params) and drops those that save the least work. Elsewhere this returns
+ * PI_ERROR_UNSUPPORTED and changes nothing. After a failed call positions before its end may no
+ * longer be known, except for checkpoints. */
 pi_status pi_sequence_truncate(pi_session* session, int32_t seq, int32_t n);
 /* Replaces sequence `to` by the first n positions of sequence `from` (0 <= n <= its length). Both
- * share the memory of keys and values until one of them continues. */
+ * share the memory of keys and values until one of them continues. With states, as above. */
 pi_status pi_sequence_copy(pi_session* session, int32_t from, int32_t to, int32_t n);
 /* *same gets the number of leading positions of a sequence that equal what these n rows would give
  * in an empty sequence: the same tokens, and masked by predictors in the same places. generated:
  * [n], or NULL for a prompt. To compute the n rows, truncate the sequence to *same and evaluate the
- * rest. */
+ * rest. With states it is the largest such number that it can be cut to: whoever needs the result
+ * of the last row asks for the n - 1 rows before it. */
 pi_status pi_sequence_match(const pi_session* session, int32_t seq, const int32_t* token,
                             const bool* generated, int32_t n, int32_t* same);
 
@@ -553,7 +569,8 @@ void pi_adapter_free(pi_adapter* adapter); /* sessions that use it keep what the
 pi_status pi_session_set_adapters(pi_session* session, const pi_adapter* const* adapters,
                                   const float* scales, int32_t n);
 
-/* A sequence as bytes: its tokens, how each was computed, and its keys and values. It can be
+/* A sequence as bytes: its tokens, how each was computed, its keys and values, and its state if the
+ * model has states. It can be
  * continued later, in this or another session of the same model and KV type. pi_sequence_save
  * writes *n bytes; if capacity is too small, it returns PI_ERROR_ARGUMENT and sets *n to the size
  * needed. pi_sequence_load replaces the content of the sequence. PI_ERROR_FORMAT: the bytes are of
@@ -567,7 +584,9 @@ pi_status pi_sequence_save(const pi_session* session, int32_t seq, void* buffer,
 pi_status pi_sequence_load(pi_session* session, int32_t seq, const void* buffer, size_t n);
 /* A part of a sequence, count positions from `first` on, a multiple of 64, as bytes; and appending
  * such a part to a sequence that ends where the part begins, to write or read a long sequence
- * between other calls. Statuses are those above; also PI_ERROR_ARGUMENT if the sequence has no such
+ * between other calls. If the model has states, a part has that of its end where it is known (see
+ * pi_sequence_truncate); behind a part without one the sequence cannot be continued, but by another
+ * part. Statuses are those above; also PI_ERROR_ARGUMENT if the sequence has no such
  * positions, PI_ERROR_FORMAT if the part belongs behind another number of them. */
 pi_status pi_sequence_save_part(const pi_session* session, int32_t seq, int32_t first,
                                 int32_t count, void* buffer, size_t capacity, size_t* n);

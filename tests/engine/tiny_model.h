@@ -43,6 +43,10 @@ struct Shape {
     // For deepseek2: the ranks of latents (q_rank 0: none of queries), the values of a head that
     // rotate, beside head_dim that do not, and those that it gives.
     int64_t kv_rank = 0, q_rank = 0, n_rot = 0, v_dim = 0;
+    // For lfm2: columns of the short convolutions that layers 0, 2, 4, ... have instead of
+    // attention.
+    int64_t taps = 0;
+    bool convolves(int64_t layer) const { return taps > 0 && layer % 2 == 0; }
 };
 
 struct Tensor {
@@ -52,7 +56,7 @@ struct Tensor {
     std::vector<uint8_t> bytes;
 };
 
-using Key = std::variant<uint32_t, float, bool, std::string>;
+using Key = std::variant<uint32_t, float, bool, std::string, std::vector<int32_t>>;
 
 struct Description {
     std::map<std::string, Key> keys;
@@ -106,6 +110,14 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
     d.keys[a + ".attention.head_count"] = uint32_t(s.n_head);
     d.keys[a + ".attention.head_count_kv"] = uint32_t(s.n_head_kv);
     d.keys[a + ".attention.layer_norm_rms_epsilon"] = 1e-5f;
+    if (s.taps) {
+        d.keys[a + ".shortconv.l_cache"] = uint32_t(s.taps);
+        std::vector<int32_t> heads;
+        for (int64_t i = 0; i < s.n_layer; i++) {
+            heads.push_back(s.convolves(i) ? 0 : int32_t(s.n_head_kv));
+        }
+        d.keys[a + ".attention.head_count_kv"] = heads;
+    }
     if (s.kv_rank) {
         const auto key = [&](const char* name, int64_t value) {
             d.keys[a + name] = uint32_t(value);
@@ -144,7 +156,11 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
     for (int64_t i = 0; i < s.n_layer; i++) {
         const std::string blk = "blk." + std::to_string(i) + ".";
         add(blk + "attn_norm.weight", DType::F32, {s.n_embd}, 1, 0.2f);
-        if (s.kv_rank) {
+        if (s.convolves(i)) {
+            matrix(blk + "shortconv.in_proj.weight", 3 * s.n_embd, s.n_embd);
+            add(blk + "shortconv.conv.weight", DType::F32, {s.taps, s.n_embd}, 0, 0.7f);
+            matrix(blk + "shortconv.out_proj.weight", s.n_embd, s.n_embd, 3);
+        } else if (s.kv_rank) {
             const int64_t q = s.n_head * (s.head_dim + s.n_rot);
             if (s.q_rank) {
                 matrix(blk + "attn_q_a.weight", s.q_rank, s.n_embd);
@@ -166,6 +182,11 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
             matrix(blk + "attn_k.weight", kv_dim, s.n_embd, 1.5f);
             matrix(blk + "attn_v.weight", kv_dim, s.n_embd);
             matrix(blk + "attn_output.weight", s.n_embd, q_dim);
+        }
+        if (s.taps && !s.convolves(i)) {
+            for (const char* name : {"attn_q_norm.weight", "attn_k_norm.weight"}) {
+                add(blk + name, DType::F32, {s.head_dim}, 1, 0.2f);
+            }
         }
         bias(blk + "attn_q.bias", q_dim);
         bias(blk + "attn_k.bias", kv_dim);
@@ -210,7 +231,7 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
         bias(blk + "ffn_up.bias", s.n_ff);
         bias(down + ".bias", s.n_embd);
     }
-    add("output_norm.weight", DType::F32, {s.n_embd}, 1, 0.2f);
+    add(s.taps ? "token_embd_norm.weight" : "output_norm.weight", DType::F32, {s.n_embd}, 1, 0.2f);
     if (!s.tied) matrix("output.weight", kVocab, s.n_embd, 4);
     return d;
 }
@@ -245,6 +266,9 @@ inline void write(const Description& d, const std::string& path, size_t first, s
             if (const auto* f = std::get_if<float>(&value)) writer.add_f32(key, *f);
             if (const auto* b = std::get_if<bool>(&value)) writer.add_bool(key, *b);
             if (const auto* s = std::get_if<std::string>(&value)) writer.add_string(key, *s);
+            if (const auto* v = std::get_if<std::vector<int32_t>>(&value)) {
+                writer.add_i32s(key, *v);
+            }
         }
     };
     add(more);

@@ -333,6 +333,13 @@ bool pi_model_has_predictors(const pi_model* m) {
     return m->model->config.has_predictors;
 }
 
+bool pi_model_has_states(const pi_model* m) {
+    const auto& layers = m->model->layers;
+    return std::any_of(layers.begin(), layers.end(), [](const powerinfer::Layer& layer) {
+        return powerinfer::state_sizes(layer).state > 0;
+    });
+}
+
 const pi_gguf* pi_model_gguf(const pi_model* m) {
     return &m->header;
 }

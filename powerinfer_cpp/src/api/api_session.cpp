@@ -66,6 +66,7 @@ pi_session_params pi_session_default_params(void) {
     p.sparse_threshold = NAN;
     p.type_k = p.type_v = uint32_t(ggml::DType::F16);
     p.rope_scaling = PI_ROPE_FILE;
+    p.n_checkpoints = -1;
     p.yarn_ext_factor = p.yarn_attn_factor = p.yarn_beta_fast = p.yarn_beta_slow = -1;
     return p;
 }
@@ -131,7 +132,7 @@ pi_status pi_eval_batch(pi_session* s, const pi_batch* batch) {
 
 pi_status pi_eval(pi_session* s, const int32_t* token, const int32_t* seq, const bool* keep,
                   int32_t n) {
-    const pi_batch batch{sizeof(pi_batch), n, token, seq, keep, nullptr};
+    const pi_batch batch{sizeof(pi_batch), n, token, seq, keep, nullptr, nullptr};
     return pi_eval_batch(s, &batch);
 }
 

@@ -6,6 +6,7 @@
 #include "forward/device_forward.h"
 #include "forward/ffn.h"
 #include "forward/latent.h"
+#include "forward/recurrent.h"
 #include "ggml/math.h"
 #include "ggml/status.h"
 
@@ -224,6 +225,15 @@ void embed_in_layer(const Pass& p, int64_t i, const LayerEmbedding& e, const flo
     p.multiply(gated, {{e.project, y, nullptr}});
 }
 
+// Layers with a state have it in the place of attention.
+Part part_of(const LayerPart& part) {
+    return std::visit(ByKind{[](const FeedForward&) { return Part::ffn; },
+                             [](const Router&) { return Part::ffn; },
+                             [](const LayerEmbedding&) { return Part::ffn; },
+                             [](const auto&) { return Part::attention; }},
+                      part.op);
+}
+
 // The parts of a layer, in order: each reads the residual stream x, or what the part before has
 // read, and what it gives is added to x, at once or with that of the next part (model/layer.h).
 void layer(const Pass& p, int64_t i) {
@@ -234,8 +244,7 @@ void layer(const Pass& p, int64_t i) {
     float* waiting = nullptr;  // what the part before gave, to be added with this one's
     for (size_t k = 0; k < parts.size(); k++) {
         const LayerPart& part = parts[k];
-        p.context.profile.part =
-            name(std::holds_alternative<Attention>(part.op) ? Part::attention : Part::ffn);
+        p.context.profile.part = name(part_of(part));
         if (part.input == LayerPart::Input::stream) {
             x = part.norm ? b.normed : b.x;
             if (part.norm) norm(p, b.x, *part.norm, n, b.normed);
@@ -251,8 +260,11 @@ void layer(const Pass& p, int64_t i) {
             guess_experts(p, i + 1, y);
         };
         const auto feed = [&](const FeedForward& f) { feed_forward(p, f, x, y); };
+        const auto convolve = [&](const ShortConvolution& s) { recurrent(p, i, s, x, y); };
+        const auto scan = [&](const Mamba2& s) { recurrent(p, i, s, x, y); };
+        const auto delta = [&](const DeltaNet& s) { recurrent(p, i, s, x, y); };
         const auto embed_here = [&](const LayerEmbedding& e) { embed_in_layer(p, i, e, x, y); };
-        std::visit(ByKind{attend, choose, feed, embed_here}, part.op);
+        std::visit(ByKind{attend, choose, feed, embed_here, convolve, scan, delta}, part.op);
         if (std::holds_alternative<Router>(part.op)) continue;  // it has nothing to add
         if (part.post_norm) norm(p, y, *part.post_norm, n, y);
         if (part.scale != 1) ggml::scale(p.context, y, part.scale, n * n_embd);

@@ -5,6 +5,7 @@
 #include "ggml/context.h"
 #include "ggml/status.h"
 #include "memory/kv_pages.h"
+#include "memory/states.h"
 #include "memory/workspace.h"
 #include "model/adapters.h"
 #include "model/model.h"
@@ -22,6 +23,7 @@ struct Pass {
     const pi_session_params& params;  // resolved
     ggml::Context& context;
     const KvPages& kv;
+    const States& states;
     const std::vector<RopeTable>& ropes;  // of Config::ropes
     Workspace& work;                      // with the batch to compute
     Recorder& record;

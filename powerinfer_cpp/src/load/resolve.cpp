@@ -122,7 +122,8 @@ bool WeightSpec::suits_device() const {
 }
 
 bool WeightSpec::of_head() const {
-    return part == Part::head || name.rfind("output_norm", 0) == 0;
+    return part == Part::head || name.rfind("output_norm", 0) == 0 ||
+           name.rfind("token_embd_norm", 0) == 0;
 }
 
 bool WeightSpec::stays_in_ram() const {

@@ -12,6 +12,7 @@ struct Batch {
     Batch() = default;
     Batch(ggml::Carver& carver, int64_t max_rows) {
         carver.take(token, {max_rows});
+        carver.take(seq, {max_rows});
         carver.take(position, {max_rows});
         carver.take(slot, {max_rows});
         carver.take(pages, {max_rows});
@@ -23,6 +24,7 @@ struct Batch {
 
     int64_t n = 0;
     int32_t* token = nullptr;
+    int32_t* seq = nullptr;
     int32_t* position = nullptr;
     ggml::KvSlot* slot = nullptr;     // place of its keys and values
     const int32_t** pages = nullptr;  // of its sequence

@@ -1,14 +1,47 @@
 #include "memory/sequence.h"
 
+#include <algorithm>
+
 #include "ggml/status.h"
 
 namespace powerinfer {
 
 Sequences::Sequences(ggml::Carver& carver, const std::vector<Layer>& layers,
                      const pi_session_params& p, int64_t n_ram)
-    : kv_(carver, layers, p, n_ram), n_seq_(p.n_seq), n_ctx_(p.n_ctx) {
-    carver.take(length_, {p.n_seq});
-    carver.take(pages_, {p.n_seq, pages_of(p.n_ctx)});
+    : kv_(carver, layers, p, n_ram), n_seq_(p.n_seq), n_hidden_(p.n_checkpoints), n_ctx_(p.n_ctx) {
+    carver.take(length_, {all()});
+    carver.take(pages_, {all(), pages_of(p.n_ctx)});
+    carver.take(state_, {all()});
+    for (int32_t** to : {&next_, &before_}) carver.take(*to, {n_seq_});
+    for (int64_t** to : {&before_n_, &begun_}) carver.take(*to, {n_seq_});
+    carver.take(keeps_, {n_seq_});
+    carver.take(used_, {n_hidden_});
+    if (!length_) return;  // counted only
+    std::fill_n(state_, all(), -1);
+    for (int32_t* of : {next_, before_}) std::fill_n(of, n_seq_, -1);
+    for (int64_t* of : {before_n_, begun_}) std::fill_n(of, n_seq_, -1);
+}
+
+int64_t Sequences::hidden_owners(int32_t page, int64_t i) const {
+    int64_t n = 0;
+    for (int32_t c = n_seq_; c < all(); c++) n += i * kKvPage < length_[c] && pages(c)[i] == page;
+    return n;
+}
+
+int64_t Sequences::free_pages() const {
+    int64_t n = kv_.n_free();
+    for (int32_t c = n_seq_; c < all(); c++) {
+        for (int64_t i = 0; i < pages_of(length_[c]); i++) {
+            const int32_t page = pages(c)[i];
+            if (kv_.owners(page) != hidden_owners(page, i)) continue;
+            bool counted = false;  // with a checkpoint before
+            for (int32_t b = n_seq_; b < c; b++) {
+                counted = counted || (i * kKvPage < length_[b] && pages(b)[i] == page);
+            }
+            n += !counted;
+        }
+    }
+    return n;
 }
 
 int64_t Sequences::pages_for(const int64_t* added) const {
@@ -20,19 +53,21 @@ int64_t Sequences::pages_for(const int64_t* added) const {
         if (!added[i]) continue;
         n += pages_of(length_[i] + added[i]) - pages_of(length_[i]);
         if (length_[i] % kKvPage == 0) continue;
-        const int32_t page = pages(i)[length_[i] / kKvPage];
-        if (!kv_.is_shared(page)) continue;
+        const int64_t last = length_[i] / kKvPage;
+        const int32_t page = pages(i)[last];
+        const int64_t owners = kv_.owners(page) - hidden_owners(page, last);
+        if (owners < 2) continue;
         // The last owner keeps the page, the others copy it.
         int32_t copies = 1;
         for (int32_t j = 0; j < i; j++) copies += continues_in(j, page);
-        n += copies < kv_.owners(page);
+        n += copies < owners;
     }
     return n;
 }
 
 int64_t Sequences::own_pages(int32_t seq) const {
     int64_t n = 0;
-    for (int64_t i = 0; i < pages_of(length_[seq]); i++) n += !kv_.is_shared(pages(seq)[i]);
+    for (int64_t i = 0; i < pages_of(length_[seq]); i++) n += !is_shared(pages(seq)[i], i);
     return n;
 }
 
@@ -50,6 +85,9 @@ void Sequences::require_pages(const char* what, int64_t n, int64_t returned) con
 ggml::KvSlot Sequences::append(int32_t seq, int32_t token, bool generated) {
     const int64_t position = length_[seq]++, at = position % kKvPage;
     int32_t& page = pages_[seq * pages_of(n_ctx_) + position / kKvPage];
+    // A page that is shared with checkpoints alone need not be copied if they are dropped.
+    const auto takes_page = [&] { return at == 0 || kv_.is_shared(page); };
+    while (takes_page() && !kv_.n_free()) drop_checkpoint();
     if (at == 0) {
         page = kv_.take();
     } else if (kv_.is_shared(page)) {
@@ -64,19 +102,203 @@ ggml::KvSlot Sequences::append(int32_t seq, int32_t token, bool generated) {
     return {page, int32_t(at)};
 }
 
+void Sequences::replace(int32_t& slot, int32_t by) {
+    if (by >= 0) states_.share(by);
+    if (slot >= 0) states_.give_back(slot);
+    slot = by;
+}
+
+void Sequences::forget_call(int32_t seq) {
+    replace(before_[seq], -1);
+    before_n_[seq] = -1;
+}
+
+void Sequences::begin(const int64_t* added) {
+    for (int32_t i = 0; i < n_seq_; i++) {
+        begun_[i] = added[i] ? length_[i] : -1;
+        if (!added[i]) continue;
+        forget_call(i);  // its slot may be needed
+        keeps_[i] = added[i] <= kReplayedRows;
+    }
+}
+
+void Sequences::assign_states(RowsBySequence& rows) {
+    for (int64_t i = 0; i < rows.n; i++) {
+        SequenceRows& s = rows.sequences[i];
+        int32_t& next = next_[s.seq];
+        const int32_t before = next >= 0 ? next : state_[s.seq];
+        s.before = before >= 0 ? states_.slot(before) : nullptr;
+        if (next < 0) {
+            next = states_.take();
+        } else if (states_.is_shared(next)) {  // with a checkpoint, which keeps it
+            const int32_t own = states_.take();
+            states_.give_back(next);
+            next = own;
+        }
+        s.after = states_.slot(next);
+        const int64_t first = length_[s.seq] - s.n - begun_[s.seq];
+        s.entered = keeps_[s.seq] ? states_.entered(s.seq, first) : nullptr;
+    }
+}
+
+void Sequences::commit() {
+    for (int32_t i = 0; i < n_seq_; i++) {
+        if (next_[i] < 0) continue;
+        if (keeps_[i]) {
+            before_[i] = state_[i];
+            before_n_[i] = begun_[i];
+        } else if (state_[i] >= 0) {
+            states_.give_back(state_[i]);
+        }
+        state_[i] = next_[i];
+        next_[i] = -1;
+    }
+}
+
+void Sequences::rollback() {
+    for (int32_t i = 0; i < n_seq_; i++) {
+        replace(next_[i], -1);
+        if (begun_[i] >= 0) truncate(i, begun_[i]);
+    }
+}
+
 void Sequences::truncate(int32_t seq, int64_t n) {
     for (int64_t i = pages_of(n); i < pages_of(length_[seq]); i++) kv_.give_back(pages(seq)[i]);
     length_[seq] = n;
+    if (n > 0) return;
+    replace(state_[seq], -1);
+    if (seq < n_seq_) forget_call(seq);
 }
 
-void Sequences::copy(int32_t from, int32_t to, int64_t n) {
-    if (from == to) return truncate(to, n);
-    truncate(to, 0);
+void Sequences::clear() {
+    for (int32_t i = 0; i < all(); i++) truncate(i, 0);
+}
+
+bool Sequences::agree(int32_t a, int32_t b, int64_t n) const {
+    for (int64_t i = 0; i < pages_of(n); i++) {
+        const int32_t in_a = pages(a)[i], in_b = pages(b)[i];
+        if (in_a == in_b) continue;
+        const int64_t here = std::min(kKvPage, n - i * kKvPage);
+        const KvPages::Label &x = kv_.label(in_a), &y = kv_.label(in_b);
+        const uint64_t differ = x.generated ^ y.generated;
+        if (here < kKvPage ? differ << (kKvPage - here) : differ) return false;
+        if (!std::equal(x.token, x.token + here, y.token)) return false;
+    }
+    return true;
+}
+
+std::optional<Sequences::Known> Sequences::find(int32_t seq, int64_t n) const {
+    if (n == 0 || !states_) return Known();
+    if (n == length_[seq] && state_[seq] >= 0) return Known{state_[seq]};
+    if (n == before_n_[seq] && before_[seq] >= 0) return Known{before_[seq]};
+    for (int32_t c = n_seq_; c < all(); c++) {
+        if (length_[c] == n && is_prefix(c, seq)) return Known{state_[c], 0, c};
+    }
+    if (before_n_[seq] >= 0 && n > before_n_[seq]) return Known{before_[seq], n - before_n_[seq]};
+    return std::nullopt;
+}
+
+int64_t Sequences::continuable(int32_t seq, int64_t n) const {
+    if (find(seq, n)) return n;
+    int64_t best = 0;
+    for (int32_t c = n_seq_; c < all(); c++) {
+        if (length_[c] > best && length_[c] < n && is_prefix(c, seq)) best = length_[c];
+    }
+    return best;
+}
+
+void Sequences::share_pages(int32_t from, int32_t to, int64_t n) {
     for (int64_t i = 0; i < pages_of(n); i++) {
         pages_[to * pages_of(n_ctx_) + i] = pages(from)[i];
         kv_.share(pages(from)[i]);
     }
     length_[to] = n;
+}
+
+void Sequences::copy(int32_t from, int32_t to, int64_t n, const Known& state) {
+    if (state.checkpoint >= 0) used_[state.checkpoint - n_seq_] = ++clock_;
+    if (from == to) {
+        truncate(to, n);
+    } else {
+        truncate(to, 0);
+        share_pages(from, to, n);
+    }
+    if (n > 0) replace(state_[to], state.slot);
+}
+
+Sequences::Fold Sequences::fold(int32_t seq) {
+    int32_t& slot = state_[seq];
+    const float* const before = slot >= 0 ? states_.slot(slot) : nullptr;
+    if (slot < 0) {
+        slot = states_.take();
+    } else if (states_.is_shared(slot)) {
+        const int32_t own = states_.take();
+        states_.give_back(slot);
+        slot = own;
+    }
+    return {before, states_.slot(slot)};
+}
+
+float* Sequences::new_state(int32_t seq) {
+    forget_state(seq);
+    state_[seq] = states_.take();
+    return states_.slot(state_[seq]);
+}
+
+void Sequences::forget_state(int32_t seq) {
+    forget_call(seq);
+    replace(state_[seq], -1);
+}
+
+double Sequences::worth(int32_t c) const {
+    bool of_use = false;
+    for (int32_t s = 0; s < n_seq_ && !of_use; s++) of_use = is_prefix(c, s);
+    if (!of_use) return 0;
+    // Positions that would have to be computed again, from the next checkpoint before.
+    int64_t before = 0;
+    for (int32_t d = n_seq_; d < all(); d++) {
+        if (length_[d] > before && length_[d] < length_[c] && is_prefix(d, c)) before = length_[d];
+    }
+    return double(length_[c] - before) / double(1 + clock_ - used_[c - n_seq_]);
+}
+
+int32_t Sequences::drop_checkpoint() {
+    int32_t least = -1;
+    std::pair<double, int64_t> of_least;
+    for (int32_t c = n_seq_; c < all(); c++) {
+        if (length_[c] == 0) continue;
+        const std::pair here{worth(c), used_[c - n_seq_]};  // of equal ones the older
+        if (least >= 0 && here >= of_least) continue;
+        least = c;
+        of_least = here;
+    }
+    truncate(least, 0);
+    return least;
+}
+
+void Sequences::keep_checkpoint(int32_t seq) {
+    const int32_t slot = next_[seq] >= 0 ? next_[seq] : state_[seq];
+    if (!keeps_checkpoints() || slot < 0) return;
+    int32_t to = -1;
+    for (int32_t c = n_seq_; c < all(); c++) {
+        if (length_[c] == length_[seq] && is_prefix(c, seq)) {
+            used_[c - n_seq_] = ++clock_;
+            return;
+        }
+        if (length_[c] == 0 && to < 0) to = c;
+    }
+    if (to < 0) to = drop_checkpoint();
+    share_pages(seq, to, length_[seq]);
+    replace(state_[to], slot);
+    used_[to - n_seq_] = ++clock_;
+}
+
+std::vector<int64_t> Sequences::checkpoints() const {
+    std::vector<int64_t> found;
+    for (int32_t c = n_seq_; c < all(); c++) {
+        if (length_[c]) found.push_back(length_[c]);
+    }
+    return found;
 }
 
 int32_t Sequences::token(int32_t seq, int64_t position) const {

@@ -1,7 +1,18 @@
-// The sequences of a session: their tokens, how each was computed, and their pages.
+// The sequences of a session: their tokens, how each was computed, their pages, and the states of
+// layers that have one. Nothing else makes a sequence shorter or longer, so that keys, values and
+// states are always of the same positions.
+//
+// States cannot be rewound. A sequence of a model with states can only be cut to positions whose
+// state is known (find): its end; those of its last call, if that was short; and those of
+// checkpoints. A checkpoint is a hidden sequence behind the n_seq others, which shares the pages of
+// the one that it was taken of. When pages or checkpoints run out, the one of least worth is
+// dropped.
 #pragma once
 
+#include <optional>
+
 #include "memory/kv_pages.h"
+#include "memory/states.h"
 
 namespace powerinfer {
 
@@ -13,15 +24,19 @@ class Sequences {
     Sequences(ggml::Carver& carver, const std::vector<Layer>& layers,
               const pi_session_params& params, int64_t n_ram);
     void attach(DeviceKv* device) { kv_.attach(device); }
+    // Of the same layers and parameters.
+    void attach(States states) { states_ = std::move(states); }
 
     int32_t count() const { return n_seq_; }
     int64_t n_ctx() const { return n_ctx_; }
     int64_t length(int32_t seq) const { return length_[seq]; }
     const KvPages& kv() const { return kv_; }
+    const States& states() const { return states_; }
     // Pages of a sequence: page i holds the 64 positions from 64 i on.
     const int32_t* pages(int32_t seq) const { return pages_ + seq * pages_of(n_ctx_); }
 
-    int64_t free_pages() const { return kv_.n_free(); }
+    // Pages that no sequence has: those of checkpoints alone are given up when they are needed.
+    int64_t free_pages() const;
     // Pages that it takes to append added[i] positions to each sequence i: new ones, and copies of
     // pages that sequences share.
     int64_t pages_for(const int64_t* added) const;
@@ -33,10 +48,47 @@ class Sequences {
     // Appends a position and returns the place of its keys and values. A page shared with other
     // sequences is copied first. Requires length(seq) < n_ctx(), and free pages (pages_for).
     ggml::KvSlot append(int32_t seq, int32_t token, bool generated);
-    // Drops the positions from n on, 0 <= n <= length(seq).
+
+    // A call that appends added[i] positions to each sequence i: after begin() either commit(), or
+    // rollback(), which leaves the sequences as they were.
+    void begin(const int64_t* added);
+    // The states that the rows of a pass, which were appended just now, read and write.
+    void assign_states(RowsBySequence& rows);
+    void commit();
+    void rollback();
+
+    // Drops the positions from n on, 0 <= n <= length(seq), without a look at states.
     void truncate(int32_t seq, int64_t n);
-    // Replaces `to` by the first n positions of `from`, 0 <= n <= length(from), on the same pages.
-    void copy(int32_t from, int32_t to, int64_t n);
+    void clear();  // all sequences and checkpoints
+
+    // Where the state of the first n positions of a sequence is known from.
+    struct Known {
+        int32_t slot = -1;        // of States; -1: n is 0, or the model has no states
+        int64_t rows = 0;         // to be folded behind that (States::entered)
+        int32_t checkpoint = -1;  // the hidden sequence that has it
+    };
+    std::optional<Known> find(int32_t seq, int64_t n) const;
+    // The largest position up to n, n <= length(seq), that find() knows.
+    int64_t continuable(int32_t seq, int64_t n) const;
+    // Replaces `to` by the first n positions of `from`, 0 <= n <= length(from), on the same pages,
+    // and with the state that was found for them. `to` may be `from`. If that has rows to be
+    // folded, the caller does so, from and to what fold() gives.
+    void copy(int32_t from, int32_t to, int64_t n, const Known& state);
+    struct Fold {
+        const float* before;
+        float* after;
+    };
+    Fold fold(int32_t seq);
+    // A slot for the state of all positions of a sequence, to be filled.
+    float* new_state(int32_t seq);
+    // Its state is not known (until new_state): it has to be loaded.
+    void forget_state(int32_t seq);
+
+    // Keeps a checkpoint at the end of a sequence, or says that there is one.
+    void keep_checkpoint(int32_t seq);
+    bool keeps_checkpoints() const { return states_ && n_hidden_ > 0; }
+    // The checkpoints' positions, of those that there are.
+    std::vector<int64_t> checkpoints() const;
 
     int32_t token(int32_t seq, int64_t position) const;
     bool generated(int32_t seq, int64_t position) const;
@@ -45,11 +97,43 @@ class Sequences {
     KvPages::Label& label(int32_t seq, int64_t position) const {
         return kv_.label(pages(seq)[position / kKvPage]);
     }
+    int32_t all() const { return n_seq_ + n_hidden_; }
+    // Of page i, which other sequences have at the same place: the number of checkpoints.
+    int64_t hidden_owners(int32_t page, int64_t i) const;
+    // Does a sequence that is no checkpoint share it?
+    bool is_shared(int32_t page, int64_t i) const {
+        return kv_.owners(page) - hidden_owners(page, i) > 1;
+    }
+    // Are the first n positions of two sequences the same? Both have as many.
+    bool agree(int32_t a, int32_t b, int64_t n) const;
+    bool is_prefix(int32_t checkpoint, int32_t seq) const {
+        return length_[checkpoint] > 0 && length_[checkpoint] <= length_[seq] &&
+               agree(checkpoint, seq, length_[checkpoint]);
+    }
+    double worth(int32_t checkpoint) const;
+    // Drops the checkpoint of least worth and returns its number. There must be one.
+    int32_t drop_checkpoint();
+    void share_pages(int32_t from, int32_t to, int64_t n);
+    void replace(int32_t& slot, int32_t by);
+    void forget_call(int32_t seq);
+
     KvPages kv_;
-    int32_t n_seq_ = 0;
+    States states_;
+    int32_t n_seq_ = 0, n_hidden_ = 0;
     int64_t n_ctx_ = 0;
-    int64_t* length_ = nullptr;  // [n_seq]
-    int32_t* pages_ = nullptr;   // [n_seq, pages_of(n_ctx)]
+    int64_t* length_ = nullptr;  // [all]
+    int32_t* pages_ = nullptr;   // [all, pages_of(n_ctx)]
+    // Slots of States, or -1. With positions but without a state a sequence cannot be continued.
+    int32_t* state_ = nullptr;  // [all], of all positions
+    int32_t* next_ = nullptr;   // [n_seq], in a call: of the positions so far
+    // Of the last call, if what entered in its rows was kept: the state before, and the position;
+    // -1: not kept.
+    int32_t* before_ = nullptr;    // [n_seq]
+    int64_t* before_n_ = nullptr;  // [n_seq]
+    int64_t* begun_ = nullptr;     // [n_seq], in a call: positions before it; -1: not in the call
+    bool* keeps_ = nullptr;        // [n_seq], in a call: what enters is kept
+    int64_t* used_ = nullptr;      // [n_hidden], when a checkpoint was last of use
+    int64_t clock_ = 0;            // of uses
 };
 
 }  // namespace powerinfer

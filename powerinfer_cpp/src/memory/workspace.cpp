@@ -9,8 +9,8 @@ namespace {
 // The widest input of a product, rounded up to whole blocks of activations.
 int64_t widest(const Model& m, const LargestSizes& sizes) {
     const Config& c = m.config;
-    const int64_t n = std::max(
-        {c.n_embd, sizes.out_dim, sizes.by_head, sizes.n_ff, c.predictor_rank, m.layer_embd.width});
+    const int64_t n = std::max({c.n_embd, sizes.out_dim, sizes.by_head, sizes.n_ff, sizes.folded,
+                                c.predictor_rank, m.layer_embd.width});
     return (n + ggml::kQ - 1) / ggml::kQ * ggml::kQ;
 }
 
@@ -42,6 +42,12 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
         carver.take(layer_embd, {rows, c.n_layer * width});
         carver.take(layer_embd_row, {2, c.n_layer * width});
         carver.take(layer_gate, {rows, width});
+    }
+    if (sizes.entering) {
+        by_sequence = RowsBySequence(carver, rows, p.n_seq, StateLayout(model.layers).n_entering);
+        carver.take(entering, {rows, sizes.entering});
+        carver.take(beside, {rows, sizes.beside});
+        carver.take(folded, {rows, sizes.folded});
     }
     if (sizes.n_expert) {
         carver.take(router, {rows, sizes.n_expert});

@@ -8,6 +8,7 @@
 #include "ggml/ops.h"
 #include "ggml/sketch.h"
 #include "memory/batch.h"
+#include "memory/states.h"
 #include "memory/stored_scratch.h"
 #include "model/model.h"
 
@@ -36,6 +37,11 @@ struct Workspace {
     // layer.
     float* layer_embd = nullptr;                             // [rows, n_layer, width]
     float *layer_embd_row = nullptr, *layer_gate = nullptr;  // [2, n_layer * width], [rows, width]
+
+    // For parts with a state: rows by sequence; what enters their states, what else they have
+    // computed of their input, and what the operators give.
+    RowsBySequence by_sequence;
+    float *entering = nullptr, *beside = nullptr, *folded = nullptr;
 
     // For mixtures: scores and weights, the rows of each expert, and the rows of one expert.
     float* router = nullptr;  // [rows, n_expert]

@@ -38,6 +38,7 @@ struct Rope {
 // Sizes and constants of the architecture, from the keys {arch}.*.
 struct Config {
     std::string architecture;
+    bool hybrid = false;  // some layers have no attention, or no feed-forward block
     int64_t n_vocab = 0;
     int64_t n_ctx = 0;  // positions that the model was trained with
     int64_t n_embd = 0;

@@ -4,6 +4,17 @@
 
 namespace powerinfer {
 
+StateSizes state_sizes(const Layer& layer) {
+    StateSizes found;
+    const auto find = [&](const auto* part) {
+        if (part) found = {part->state(), part->entering()};
+    };
+    find(layer.find<ShortConvolution>());
+    find(layer.find<Mamba2>());
+    find(layer.find<DeltaNet>());
+    return found;
+}
+
 LargestSizes largest_sizes(const std::vector<Layer>& layers) {
     LargestSizes most;
     const auto raise = [](int64_t& to, int64_t value) { to = std::max(to, value); };
@@ -30,7 +41,22 @@ LargestSizes largest_sizes(const std::vector<Layer>& layers) {
                                   raise(most.n_used, r.how.n_used);
                               },
                               [&](const FeedForward& f) { raise(most.n_ff, f.n_ff); },
-                              [](const LayerEmbedding&) {}},
+                              [](const LayerEmbedding&) {},
+                              [&](const ShortConvolution& s) {
+                                  raise(most.entering, s.entering());
+                                  raise(most.beside, 2 * s.channels);
+                                  raise(most.folded, s.channels);
+                              },
+                              [&](const Mamba2& s) {
+                                  raise(most.entering, s.entering());
+                                  raise(most.beside, s.inner());
+                                  raise(most.folded, s.inner());
+                              },
+                              [&](const DeltaNet& s) {
+                                  raise(most.entering, s.entering());
+                                  raise(most.beside, s.v_dim());
+                                  raise(most.folded, s.v_dim());
+                              }},
                        part.op);
         }
     }

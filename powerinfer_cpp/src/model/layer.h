@@ -145,15 +145,17 @@ struct LayerEmbedding {
 
 // Parts that fold all positions of a sequence into numbers of a fixed count, its state: no position
 // of it can be taken back. state(): floats of a layer and sequence, those of the convolution first.
+// entering(): floats of a row that the state depends on, from which it can be computed once more.
 
-// A causal convolution between two gates (LFM2): b, c, u = in . x; out . (c * conv(b * u)). Its
-// state is the last taps - 1 columns of b * u.
+// A causal convolution between two gates (LFM2): b, c, u are products of x; out . (c * conv(b *
+// u)). Its state is the last taps - 1 columns of b * u.
 struct ShortConvolution {
     int64_t channels = 0, taps = 0;
-    ggml::Matrix in, out;         // [3 channels, n_embd]: rows of b, c, u; [n_embd, channels]
+    ggml::Matrix b, c, u, out;    // [channels, n_embd] each, [n_embd, channels]
     const float* conv = nullptr;  // [channels, taps], the newest column's last
 
     int64_t state() const { return (taps - 1) * channels; }
+    int64_t entering() const { return channels; }
 };
 
 // Mamba-2 (arXiv 2405.21060): z, u, B, C, dt = in . x; u, B, C = silu(conv(u, B, C) + bias); for
@@ -171,6 +173,7 @@ struct Mamba2 {
     int64_t inner() const { return n_head * head_dim; }
     int64_t channels() const { return inner() + 2 * n_group * n_state; }
     int64_t state() const { return (taps - 1) * channels() + inner() * n_state; }
+    int64_t entering() const { return channels() + n_head; }
 };
 
 // A gated delta net (arXiv 2412.06464): q, k, v = silu(conv(qkv . x)), z = gate . x; for each head
@@ -189,6 +192,7 @@ struct DeltaNet {
     int64_t v_dim() const { return n_v_head * head_dim; }
     int64_t channels() const { return 2 * k_dim() + v_dim(); }
     int64_t state() const { return (taps - 1) * channels() + n_v_head * head_dim * head_dim; }
+    int64_t entering() const { return channels() + 2 * n_v_head; }
 };
 
 // For std::visit of a part's op, a function for each kind: a new kind does not compile until each
@@ -213,7 +217,8 @@ struct LayerPart {
     float scale = 1;                       // of what the part gives, behind its norm
     Add add = Add::now;
     std::optional<NormWeights> sum_norm;  // [n_embd], of its sum with what waits
-    std::variant<Attention, Router, FeedForward, LayerEmbedding> op;
+    std::variant<Attention, Router, FeedForward, LayerEmbedding, ShortConvolution, Mamba2, DeltaNet>
+        op;
 };
 
 struct Layer {
@@ -235,6 +240,13 @@ struct Layer {
     }
 };
 
+// What a layer keeps of a sequence, and what of a row enters it: floats. A layer has at most one
+// part with a state; 0: none.
+struct StateSizes {
+    int64_t state = 0, entering = 0;
+};
+StateSizes state_sizes(const Layer& layer);
+
 // The largest sizes of the parts of all layers, for memory that they share; 0: no such part.
 struct LargestSizes {
     int64_t n_head = 0, head_dim = 0, v_head_dim = 0, q_dim = 0, k_dim = 0, v_dim = 0;
@@ -242,6 +254,8 @@ struct LargestSizes {
             out_dim = 0;              // results of attention and what becomes of them, inputs of o
     int64_t latent = 0, by_head = 0;  // v_head_dim of latents; values of heads apart
     int64_t n_ff = 0, n_expert = 0, n_used = 0;
+    // Of parts with a state: what enters it, what its part computes beside that, and results.
+    int64_t entering = 0, beside = 0, folded = 0;
 };
 LargestSizes largest_sizes(const std::vector<Layer>& layers);
 

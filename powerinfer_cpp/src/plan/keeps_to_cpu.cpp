@@ -90,6 +90,20 @@ std::string reason(const Model&, const LayerEmbedding&) {
     return "models with embeddings of each layer keep to the CPU";
 }
 
+constexpr char kWithState[] = "layers with a state keep to the CPU";
+
+std::string reason(const Model&, const ShortConvolution&) {
+    return kWithState;
+}
+
+std::string reason(const Model&, const Mamba2&) {
+    return kWithState;
+}
+
+std::string reason(const Model&, const DeltaNet&) {
+    return kWithState;
+}
+
 // index: of the part in its layer, 0 or 1.
 std::string reason(const Model& m, const LayerPart& part, size_t index) {
     const auto& [input, norm, post_norm, scale, add, sum_norm, op] = part;

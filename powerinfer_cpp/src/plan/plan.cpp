@@ -19,6 +19,18 @@ using ggml::Code;
 using ggml::Error;
 using ggml::format;
 
+namespace {
+
+constexpr int64_t kMostCheckpoints = 64, kUsualCheckpoints = 8;
+
+// How many checkpoints a session has that does not say: no more than a sixteenth of the budget.
+int32_t usual_checkpoints(const Model& model, const StateLayout& layout) {
+    const uint64_t room = model.budget->limit() / 16 / layout.bytes();
+    return int32_t(std::min(uint64_t(kUsualCheckpoints), room));
+}
+
+}  // namespace
+
 pi_session_params resolve_session_params(const Model& model, pi_session_params p) {
     const Config& config = model.config;
     const auto bound = [](const char* name, int64_t value, int64_t lo, int64_t hi) {
@@ -41,6 +53,10 @@ pi_session_params resolve_session_params(const Model& model, pi_session_params p
     bound("n_kv", p.n_kv, 0, INT64_MAX);
     const int64_t all = p.n_seq * pages_of(p.n_ctx) * kKvPage;  // no sequence has to share
     p.n_kv = p.n_kv ? std::min(p.n_kv, all) : all;
+    bound("n_checkpoints", p.n_checkpoints, -1, kMostCheckpoints);
+    const StateLayout layout(model.layers);
+    if (!layout) p.n_checkpoints = 0;
+    if (p.n_checkpoints < 0) p.n_checkpoints = usual_checkpoints(model, layout);
     p.n_ubatch = std::min(p.n_ubatch, p.n_batch);
     p.n_logits = std::min(p.n_logits, p.n_batch);
     bound("sparse", p.sparse, PI_SPARSE_AUTO, PI_SPARSE_PREDICTOR);
@@ -124,6 +140,8 @@ std::vector<PlanPart> session_parts(const Model& m, const pi_session_params& p, 
         {Tier::ram, Part::kv, -1, ggml::carved_bytes<Sequences>(m.layers, p, n_ram)},
         {Tier::ram, Part::scratch, -1, scratch_bytes(m, p, stored)},
         {Tier::ram, Part::results, -1, results.bytes()}};
+    const uint64_t states = ggml::carved_bytes<States>(m.layers, p);
+    if (states) parts.push_back({Tier::ram, Part::states, -1, states});
     if (p.record)
         parts.push_back({Tier::ram, Part::record, -1, ggml::carved_bytes<Recorder>(m, p)});
     if (n_device) {

@@ -6,6 +6,7 @@
 
 #include "forward/ffn.h"
 #include "forward/forward.h"
+#include "forward/recurrent.h"
 #include "ggml/status.h"
 
 namespace powerinfer {
@@ -70,6 +71,9 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
             case Part::kv:
                 sequences_ = Sequences(carver, model->layers, params, c.n_layer - n_device);
                 break;
+            case Part::states:
+                sequences_.attach(States(carver, model->layers, params));
+                break;
             case Part::scratch:
                 work_ = Workspace(carver, *model, params, context.threads.size(),
                                   model->stores_neurons());
@@ -101,7 +105,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     }
 }
 
-void Session::check(const pi_batch& b) const {
+std::vector<int64_t> Session::check(const pi_batch& b) const {
     if (b.n < 1 || b.n > params.n_batch) {
         throw Error(Code::argument,
                     format("%d rows given, a batch takes 1 to %d", b.n, params.n_batch));
@@ -122,6 +126,12 @@ void Session::check(const pi_batch& b) const {
                                            kept, params.n_logits));
     }
     for (int32_t i = 0; i < params.n_seq; i++) {
+        if (added[size_t(i)] && !sequences_.find(i, sequences_.length(i))) {
+            throw Error(Code::argument,
+                        format("the state of sequence %d is not known at its end: it has to be "
+                               "loaded up to a position at which it was saved with one",
+                               i));
+        }
         const int64_t n = sequences_.length(i) + added[size_t(i)];
         if (n > params.n_ctx) {
             throw Error(Code::context, format("%lld tokens do not fit a context of %d",
@@ -129,6 +139,18 @@ void Session::check(const pi_batch& b) const {
         }
     }
     sequences_.require_pages("these rows", sequences_.pages_for(added.data()), 0);
+    return added;
+}
+
+int32_t Session::end_of_pass(const pi_batch& b, int32_t begin, int32_t end) const {
+    if (!b.checkpoint || !sequences_.keeps_checkpoints()) return end;
+    std::vector<char> has_rows(size_t(params.n_seq), 0);
+    for (int32_t i = begin; i < end; i++) {
+        char& here = has_rows[size_t(sequence_of(b, i))];
+        if (here && b.checkpoint[i]) return i;
+        here = 1;
+    }
+    return end;
 }
 
 int32_t Session::rows_at_once(int32_t n, uint64_t& bytes) const {
@@ -149,7 +171,9 @@ void Session::fill(Batch& batch, const pi_batch& b, int32_t begin, int32_t end) 
     batch.n = end - begin;
     for (int32_t i = begin; i < end; i++) {
         const int32_t t = i - begin, seq = sequence_of(b, i);
+        if (b.checkpoint && b.checkpoint[i]) sequences_.keep_checkpoint(seq);
         batch.token[t] = b.token[i];
+        batch.seq[t] = seq;
         batch.generated[t] = is_generated(b, i);
         batch.masked[t] = masks(batch.generated[t]);
         batch.uploads_cold[t] = uploads_cold(batch.generated[t]);
@@ -164,9 +188,7 @@ void Session::fill(Batch& batch, const pi_batch& b, int32_t begin, int32_t end) 
 }
 
 void Session::eval(const pi_batch& b) {
-    check(b);
-    std::vector<int64_t> before(size_t(params.n_seq));
-    for (int32_t i = 0; i < params.n_seq; i++) before[size_t(i)] = sequences_.length(i);
+    const std::vector<int64_t> added = check(b);
     result_at_.assign(size_t(b.n), -1);
     n_kept_ = 0;
     // More threads than cores are slower: 4 threads on 2 cores decoded 25% slower than 2. Results
@@ -184,22 +206,29 @@ void Session::eval(const pi_batch& b) {
         wide = Workspace(carver, *model, how, context.threads.size(), true);
     }
     Workspace& work = lent ? wide : work_;
+    sequences_.begin(added.data());
     try {
-        for (int32_t begin = 0; begin < b.n; begin += rows) {
-            fill(work.batch, b, begin, std::min(begin + rows, b.n));
+        for (int32_t begin = 0, end; begin < b.n; begin = end) {
+            end = end_of_pass(b, begin, std::min(begin + rows, b.n));
+            fill(work.batch, b, begin, end);
+            if (sequences_.states()) {
+                work.by_sequence.group(work.batch.seq, work.batch.n);
+                sequences_.assign_states(work.by_sequence);
+            }
             source.begin(work.batch.n);
-            forward({*model, params, context, sequences_.kv(), ropes_, work, record, audit, counts,
-                     device_.get(), source, adapters_});
+            forward({*model, params, context, sequences_.kv(), sequences_.states(), ropes_, work,
+                     record, audit, counts, device_.get(), source, adapters_});
             record.advance(work.batch.n);
             counts.add(*model, work.batch, sequences_.kv());
         }
     } catch (...) {
         source.reset();
         record.fail();
-        for (int32_t i = 0; i < params.n_seq; i++) sequences_.truncate(i, before[size_t(i)]);
+        sequences_.rollback();
         result_at_.clear();
         throw;
     }
+    sequences_.commit();
     if (const std::string warning = audit.warning(*model); !warning.empty()) log(2, warning);
 }
 
@@ -234,7 +263,7 @@ void Session::set_adapters(std::vector<ScaledAdapter> adapters) {
                     "use sparse exact, or set lora_allow_predictor");
     }
     adapters_ = std::move(next);
-    for (int32_t i = 0; i < params.n_seq; i++) sequences_.truncate(i, 0);
+    sequences_.clear();
     result_at_.clear();
     if (unpredicted && !told_of_exact_) {
         told_of_exact_ = true;
@@ -302,7 +331,7 @@ void Session::truncate(int32_t seq, int64_t n) {
         throw Error(Code::argument,
                     format("sequence %d cannot be cut to %lld positions", seq, (long long)n));
     }
-    sequences_.truncate(seq, n);
+    restate(seq, seq, n);
 }
 
 void Session::copy(int32_t from, int32_t to, int64_t n) {
@@ -312,7 +341,25 @@ void Session::copy(int32_t from, int32_t to, int64_t n) {
         throw Error(Code::argument,
                     format("sequence %d does not have %lld positions to copy", from, (long long)n));
     }
-    sequences_.copy(from, to, n);
+    restate(from, to, n);
+}
+
+void Session::restate(int32_t from, int32_t to, int64_t n) {
+    const std::optional<Sequences::Known> state = sequences_.find(from, n);
+    if (!state) {
+        throw Error(Code::unsupported,
+                    format("sequence %d cannot be continued from position %lld: the model's layers "
+                           "fold all positions into a state, which is known at position %lld",
+                           from, (long long)n, (long long)sequences_.continuable(from, n)));
+    }
+    if (from == to && n == sequences_.length(to)) return;
+    sequences_.copy(from, to, n, *state);
+    if (!state->rows) return;
+    context.threads.limit(std::min(params.n_threads_batch, cores_));
+    const States& states = sequences_.states();
+    const Sequences::Fold fold = sequences_.fold(to);
+    replay(context, *model, states.layout(), work_, params.n_ubatch, states.entered(from, 0),
+           state->rows, fold.before, fold.after);
 }
 
 int64_t Session::match(int32_t seq, const int32_t* token, const bool* generated, int64_t n) const {
@@ -322,9 +369,9 @@ int64_t Session::match(int32_t seq, const int32_t* token, const bool* generated,
         const bool was = sequences_.generated(seq, i), now = generated && generated[i];
         const bool same = sequences_.token(seq, i) == token[i] && masks(was) == masks(now) &&
                           uploads_cold(was) == uploads_cold(now);
-        if (!same) return i;
+        if (!same) n = i;
     }
-    return n;
+    return sequences_.continuable(seq, n);
 }
 
 uint64_t Session::numerics_key(bool generated) const {

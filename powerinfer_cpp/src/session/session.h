@@ -36,14 +36,15 @@ class Session {
     void sample(Sampler* const* samplers, const int32_t* rows, int32_t n, int32_t* tokens);
 
     // Operations on sequences. Each throws Error(argument) if the sequence or the positions do not
-    // exist.
+    // exist. truncate and copy throw Error(unsupported) and change nothing if the model has states
+    // and that of the n positions is not known (Sequences::find).
     int64_t length(int32_t seq) const;
     // Positions that fit the pages which no sequence has.
     int64_t free_positions() const { return sequences_.free_pages() * kKvPage; }
     void truncate(int32_t seq, int64_t n);
     void copy(int32_t from, int32_t to, int64_t n);
-    // The number of leading positions that equal what these n rows would give in an empty sequence.
-    // generated: null for a prompt.
+    // The number of leading positions that equal what these n rows would give in an empty sequence,
+    // and up to which the sequence can be cut. generated: null for a prompt.
     int64_t match(int32_t seq, const int32_t* token, const bool* generated, int64_t n) const;
     // Changes the weights that the next rows are computed with. Scales of 0 count as no adapter. If
     // something changes, every sequence becomes empty, and results are not kept. Throws
@@ -72,7 +73,13 @@ class Session {
     bool masks(bool generated) const;
     // Does the device compute all its neurons, and get those of RAM for it (prompt_upload.h)?
     bool uploads_cold(bool generated) const;
-    void check(const pi_batch& batch) const;
+    // Throws, or gives the number of rows of each sequence.
+    std::vector<int64_t> check(const pi_batch& batch) const;
+    // The end of a pass that may go up to `end`: where it has to be cut for a checkpoint.
+    int32_t end_of_pass(const pi_batch& batch, int32_t begin, int32_t end) const;
+    // `to` becomes the first n positions of `from`, with their state. Throws Error(unsupported) if
+    // that is not known, and changes nothing.
+    void restate(int32_t from, int32_t to, int64_t n);
     void require_sequence(int32_t seq) const;
     // Fills the micro-batch of the workspace with rows [begin, end) of a call.
     void fill(Batch& batch, const pi_batch& given, int32_t begin, int32_t end);

@@ -1,5 +1,6 @@
-// A state is a header, a token per position, a bit per position for generated ones, and keys and
-// values in the order of KvPages::read.
+// A state is a header, a token per position, a bit per position for generated ones, keys and values
+// in the order of KvPages::read, and what the layers have folded of all positions up to the last
+// one, if the model has such layers and the session knows it there (Sequences::find).
 #include "session/state.h"
 
 #include <algorithm>
@@ -90,9 +91,22 @@ int64_t flag_bytes(int64_t n) {
     return (n + 7) / 8;
 }
 
+// Without what the layers have folded.
 uint64_t size_of(const Session& s, int64_t length) {
     const int64_t position = int64_t(sizeof(int32_t)) + s.sequences().kv().position_bytes();
     return sizeof(Header) + uint64_t(flag_bytes(length)) + uint64_t(length * position);
+}
+
+// Bytes of what the layers have folded of all positions; 0: there are none.
+uint64_t folded_bytes(const Session& s, int64_t end) {
+    return end ? s.sequences().states().layout().bytes() : 0;
+}
+
+// What they have folded of the first `end` positions of a sequence; or null.
+const float* folded(const Session& s, int32_t seq, int64_t end) {
+    const auto known = s.sequences().find(seq, end);
+    const bool there = known && known->slot >= 0 && !known->rows;
+    return there ? s.sequences().states().slot(known->slot) : nullptr;
 }
 
 // Calls f(page, positions, their offset in bytes) for the pages of a sequence that hold n positions
@@ -166,7 +180,8 @@ Header check(const Session& s, const uint8_t* data, uint64_t size, int64_t first
                     format("a state of %lld positions does not fit a context of %lld",
                            (long long)header.length, (long long)(s.sequences().n_ctx() - first)));
     }
-    if (size != size_of(s, header.length))
+    const uint64_t without = size_of(s, header.length);
+    if (size != without && size != without + folded_bytes(s, first + header.length))
         throw Error(Code::format, "the state has the wrong size");
     for (int64_t i = 0; i < header.length; i++) {
         const int32_t token = token_at(data + sizeof(header), i);
@@ -188,12 +203,12 @@ Header check(const Session& s, const uint8_t* data, uint64_t size, int64_t first
 }  // namespace
 
 uint64_t state_size(const Session& s, int32_t seq) {
-    return size_of(s, s.length(seq));
+    return part_size(s, seq, 0, s.length(seq));
 }
 
 uint64_t part_size(const Session& s, int32_t seq, int64_t first, int64_t n) {
     check_part(s, seq, first, n);
-    return size_of(s, n);
+    return size_of(s, n) + (folded(s, seq, first + n) ? folded_bytes(s, first + n) : 0);
 }
 
 namespace {
@@ -227,6 +242,10 @@ void write_state(const Session& s, int32_t seq, int64_t first, int64_t length, c
     each_page(sequences, seq, first, length, [&](int32_t page, int64_t n, int64_t) {
         sequences.kv().read(page, n, room(uint64_t(n * sequences.kv().position_bytes())));
     });
+    if (const float* from = folded(s, seq, first + length)) {
+        const uint64_t n = folded_bytes(s, first + length);
+        std::memcpy(room(n), from, n);
+    }
 }
 
 }  // namespace
@@ -245,9 +264,9 @@ void save_part(const Session& s, int32_t seq, int64_t first, int64_t n, uint8_t*
 
 void save_state_file(const Session& s, int32_t seq, const std::string& path) {
     const uint64_t page = uint64_t(kKvPage * s.sequences().kv().position_bytes());
-    const uint64_t most =
-        std::max(page, size_of(s, s.length(seq)) -
-                           uint64_t(s.length(seq)) * uint64_t(s.sequences().kv().position_bytes()));
+    const uint64_t begin = size_of(s, s.length(seq)) -
+                           uint64_t(s.length(seq)) * uint64_t(s.sequences().kv().position_bytes());
+    const uint64_t most = std::max({page, begin, folded_bytes(s, s.length(seq))});
     const Reservation reserved = s.model->budget->reserve(path + ": a piece of the state", most);
     const ggml::Memory memory(most, "a piece of the state");
     ggml::OutputFile file(path);
@@ -268,7 +287,7 @@ void save_state_file(const Session& s, int32_t seq, const std::string& path) {
 namespace {
 
 // Replaces what a sequence has from position `kept` on by what check() has found good.
-void append_state(Session& s, int32_t seq, const Header& header, const uint8_t* data,
+void append_state(Session& s, int32_t seq, const Header& header, const uint8_t* data, uint64_t size,
                   int64_t kept) {
     const uint8_t* tokens = data + sizeof(header);
     const uint8_t* flags = tokens + header.length * int64_t(sizeof(int32_t));
@@ -286,6 +305,12 @@ void append_state(Session& s, int32_t seq, const Header& header, const uint8_t* 
         sequences.truncate(seq, kept);
         throw;
     }
+    const uint64_t without = size_of(s, header.length);
+    if (size == without) {
+        if (sequences.states() && header.length) sequences.forget_state(seq);
+    } else {
+        std::memcpy(sequences.new_state(seq), data + without, size - without);
+    }
 }
 
 }  // namespace
@@ -296,7 +321,7 @@ void load_state(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
     Sequences& sequences = s.sequences();
     sequences.require_pages("the state", pages_of(header.length), sequences.own_pages(seq));
     sequences.truncate(seq, 0);
-    append_state(s, seq, header, data, 0);
+    append_state(s, seq, header, data, size, 0);
 }
 
 void load_part(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
@@ -308,7 +333,7 @@ void load_part(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
                            (long long)length, (long long)kKvPage));
     }
     s.sequences().require_pages("the part", pages_of(header.length), 0);
-    append_state(s, seq, header, data, length);
+    append_state(s, seq, header, data, size, length);
 }
 
 void load_state_file(Session& s, int32_t seq, const std::string& path) {

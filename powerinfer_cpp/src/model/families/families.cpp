@@ -119,8 +119,8 @@ const std::vector<Family>& all_families() {
         for (const auto* group :
              {&kLlamaFamilies, &kMixtureFamilies, &kDeepSeekFamilies, &kGraniteFamilies,
               &kDenseFamilies, &kFalconFamilies, &kGemmaFamilies, &kGemma4Families, &kGpt2Families,
-              &kGptOssFamilies, &kOptFamilies, &kSmallThinkerFamilies, &kSquaredReluFamilies,
-              &kStableLmFamilies}) {
+              &kGptOssFamilies, &kLfm2Families, &kOptFamilies, &kSmallThinkerFamilies,
+              &kSquaredReluFamilies, &kStableLmFamilies}) {
             found.insert(found.end(), group->begin(), group->end());
         }
         return found;
@@ -155,6 +155,7 @@ Config read_config(const ggml::Gguf& gguf, const Family& family, int64_t n_vocab
     c.architecture = gguf.string("general.architecture");
     const auto key = [&](const char* suffix) { return c.architecture + suffix; };
     c.n_vocab = n_vocab;
+    c.hybrid = family.hybrid;
     c.n_ctx = gguf.integer(key(".context_length"), 1, INT32_MAX);
     c.n_embd = gguf.integer(key(".embedding_length"), 1, kWide);
     // Every layer has its own tensors, so a larger number than that of the tensors is refused
@@ -173,13 +174,16 @@ Config read_config(const ggml::Gguf& gguf, const Family& family, int64_t n_vocab
     int64_t least_head = INT64_MAX, n_expert = 0;
     for (int64_t i = 0; i < c.n_layer; i++) {
         const LayerSizes sizes = layer_sizes(gguf, c, i);
-        least_head = std::min(least_head, sizes.head_dim);
+        if (sizes.n_head_kv) least_head = std::min(least_head, sizes.head_dim);
         n_expert += sizes.n_expert;
     }
     if (n_expert > kMostExperts) {
         refuse(gguf, Code::format,
                format("%lld experts of %lld layers are more than %lld together",
                       (long long)n_expert, (long long)c.n_layer, (long long)kMostExperts));
+    }
+    if (least_head == INT64_MAX) {
+        refuse(gguf, Code::unsupported, "models without attention are not supported");
     }
     Rope rope;
     rope.n_rot =
@@ -231,18 +235,23 @@ LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer) {
         return of_layer(gguf, c, layer, key(suffix), lo, hi, missing);
     };
     LayerSizes s;
-    s.n_head = read(".attention.head_count", 1, kMany);
-    s.n_head_kv = read(".attention.head_count_kv", 1, kMany, s.n_head);
-    if (s.n_head % s.n_head_kv) {
+    const int64_t least = c.hybrid ? 0 : 1;  // of what a layer may lack
+    s.n_head = read(".attention.head_count", least, kMany);
+    s.n_head_kv = read(".attention.head_count_kv", least, kMany, s.n_head);
+    if (!s.n_head || !s.n_head_kv) s.n_head = s.n_head_kv = 0;
+    if (s.n_head_kv && s.n_head % s.n_head_kv) {
         refuse(gguf, Code::format,
                format("%lld attention heads cannot share %lld key heads", (long long)s.n_head,
                       (long long)s.n_head_kv));
     }
     s.head_dim = read(".attention.key_length", 1, kMany, 0);
     if (s.head_dim == 0) {
-        // As in llama.cpp, all layers have heads as wide as those of the first.
-        const int64_t n_head = of_layer(gguf, c, 0, key(".attention.head_count"), 1, kMany);
-        if (c.n_embd % n_head) {
+        // As in llama.cpp, all layers have heads as wide as those of the first with attention.
+        int64_t n_head = 0;
+        for (int64_t i = 0; i < c.n_layer && !n_head; i++) {
+            n_head = of_layer(gguf, c, i, key(".attention.head_count"), least, kMany);
+        }
+        if (!n_head || c.n_embd % n_head) {
             refuse(gguf, Code::format,
                    format("embedding length %lld is not a multiple of %lld heads",
                           (long long)c.n_embd, (long long)n_head));
@@ -272,8 +281,8 @@ LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer) {
     // Experts may have their own width.
     const char* const expert_ff = ".expert_feed_forward_length";
     const bool own = s.n_expert && gguf.find(key(expert_ff));
-    s.n_ff = read(own ? expert_ff : ".feed_forward_length", 1, kWide);
-    s.n_ff_dense = read(".feed_forward_length", 1, kWide, s.n_ff);
+    s.n_ff = read(own ? expert_ff : ".feed_forward_length", least, kWide);
+    s.n_ff_dense = read(".feed_forward_length", least, kWide, s.n_ff);
     if (s.n_expert) {
         const int64_t there_is = there("ffn_down_shexp.weight") != nullptr;
         const int64_t n_shared = read(".expert_shared_count", 0, kMany, there_is);

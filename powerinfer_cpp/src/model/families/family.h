@@ -18,6 +18,8 @@ struct Family {
     // Adds the parts of every layer, and a WeightSpec for every tensor with the member of `model`
     // that it fills. model.layers already has its final size, and its layers have no parts.
     void (*weights)(Model& model, std::vector<WeightSpec>& specs);
+    // Some layers have no attention, or no feed-forward block: the keys of its sizes may be 0.
+    bool hybrid = false;
 };
 
 // The families in each file of this folder.
@@ -31,6 +33,7 @@ extern const std::vector<Family> kGemmaFamilies;         // gemma.cpp: gemma, ge
 extern const std::vector<Family> kGemma4Families;        // gemma4.cpp
 extern const std::vector<Family> kGpt2Families;          // gpt2.cpp
 extern const std::vector<Family> kGptOssFamilies;        // gpt_oss.cpp
+extern const std::vector<Family> kLfm2Families;          // lfm2.cpp: lfm2, lfm2moe
 extern const std::vector<Family> kOptFamilies;           // opt.cpp
 extern const std::vector<Family> kSmallThinkerFamilies;  // smallthinker.cpp
 extern const std::vector<Family> kSquaredReluFamilies;  // squared_relu.cpp: arcee, bitnet, nemotron
@@ -50,7 +53,8 @@ Config read_config(const ggml::Gguf& gguf, const Family& family, int64_t n_vocab
 std::vector<WeightSpec> weight_specs(Model& model, const Family& family);
 
 // What the keys {arch}.* say of the sizes of a layer: a number for all layers, or an array with one
-// for each.
+// for each. Of a hybrid family heads are 0 where a layer has no attention, and n_ff where it has no
+// feed-forward block.
 struct LayerSizes {
     int64_t n_head = 0, n_head_kv = 0, head_dim = 0, v_head_dim = 0;
     int64_t n_ff = 0;                         // of a layer, or of an expert
@@ -131,8 +135,8 @@ class Weights {
     void rows(Part part, const std::string& name, std::vector<int64_t> shape, int64_t row0,
               int64_t rows, Target to);
 
-    // token_embd.weight, output_norm, and output.weight or, without it, token_embd.weight again.
-    void embedding_and_head();
+    // token_embd.weight, the last norm, and output.weight or, without it, token_embd.weight again.
+    void embedding_and_head(const char* last_norm = "output_norm");
     // Divisors of the frequencies of RoPE: rope_freqs if the file has it, and for longrope
     // rope_factors_short and rope_factors_long.
     void rope_factors();
@@ -142,8 +146,16 @@ class Weights {
     LayerPart& add_feed_forward(int64_t i, const char* norm);
     // Chooses experts as the file says, and where it does not, as `missing` does.
     LayerPart& add_router(int64_t i, const char* norm, const LayerForm& missing = {});
-    // The parts and tensors of a whole layer. A shared expert is added to what the others give.
+    // The parts and tensors of a whole layer: of its attention, then of its feed-forward block or
+    // its experts. A shared expert is added to what the others give.
     void layer(int64_t i, const LayerForm& form);
+    void attend(int64_t i, const LayerForm& form);
+    void feed_forward(int64_t i, const LayerForm& form);
+    // A part of a kind with a state, of which the family has set the sizes.
+    template <typename T>
+    T& add_state(int64_t i, const char* norm, T part) {
+        return std::get<T>(add_part(i, norm, std::move(part)).op);
+    }
     // The norm of what the part gives.
     void post_norm(int64_t i, const char* name, LayerPart& part);
     // Does layer i have experts?
@@ -179,6 +191,8 @@ class Weights {
 
  private:
     LayerPart& add_part(int64_t i, const char* norm, decltype(LayerPart::op) op);
+    // Throws Error(format): a size is 0 in a layer that has such a part.
+    [[noreturn]] void lacks(int64_t i, const char* key, const char* part) const;
     void fused_attention(int64_t i);
     // The last part of layer i, whose tensors are to be added.
     FeedForward& last_feed_forward(int64_t i);

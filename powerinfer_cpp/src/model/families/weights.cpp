@@ -66,7 +66,7 @@ void Weights::rows(Part part, const std::string& name, std::vector<int64_t> shap
     specs_.push_back({part, name, std::move(shape), row0, n_rows, cols, to, nullptr, {}});
 }
 
-void Weights::embedding_and_head() {
+void Weights::embedding_and_head(const char* last_norm) {
     const Config& c = m.config;
     const bool tied = !has("output.weight");
     const std::string embedding = "token_embd.weight";
@@ -75,7 +75,7 @@ void Weights::embedding_and_head() {
     } else {
         table(Part::embedding, embedding, c.n_vocab, c.n_embd, &m.token_embd);
     }
-    norm("output_norm", &m.output_norm, c.n_embd);
+    norm(last_norm, &m.output_norm, c.n_embd);
     if (!tied) matrix(Part::head, "output.weight", c.n_vocab, c.n_embd, &m.output);
 }
 
@@ -90,6 +90,7 @@ void Weights::rope_factors() {
 LayerPart& Weights::add_attention(int64_t i, const char* norm) {
     const Config& c = m.config;
     const LayerSizes sizes = layer_sizes(m.file.gguf, c, i);
+    if (!sizes.n_head_kv) lacks(i, ".attention.head_count_kv", "attention");
     Attention a;
     a.n_head = sizes.n_head;
     a.n_head_kv = sizes.n_head_kv;
@@ -102,9 +103,17 @@ LayerPart& Weights::add_attention(int64_t i, const char* norm) {
 
 LayerPart& Weights::add_feed_forward(int64_t i, const char* norm) {
     const LayerSizes sizes = layer_sizes(m.file.gguf, m.config, i);
+    if (!sizes.n_ff) lacks(i, ".feed_forward_length", "a feed-forward block");
     FeedForward f;
     f.n_ff = sizes.n_ff;
     return add_part(i, norm, std::move(f));
+}
+
+void Weights::lacks(int64_t i, const char* key, const char* part) const {
+    throw ggml::Error(
+        ggml::Code::format,
+        ggml::format("%s: %s%s is 0 in layer %lld, which has %s", m.file.gguf.path().c_str(),
+                     m.config.architecture.c_str(), key, (long long)i, part));
 }
 
 LayerPart& Weights::add_part(int64_t i, const char* norm_name, decltype(LayerPart::op) op) {
@@ -386,6 +395,11 @@ void Weights::matrices(int64_t i, const char* suffix, bool gated, FeedForward& p
 }
 
 void Weights::layer(int64_t i, const LayerForm& form) {
+    attend(i, form);
+    feed_forward(i, form);
+}
+
+void Weights::attend(int64_t i, const LayerForm& form) {
     LayerPart& attention_part = add_attention(i, form.attention_norm);
     attention_part.scale = form.scale;
     if (form.parallel) attention_part.add = LayerPart::Add::with_next;
@@ -399,6 +413,9 @@ void Weights::layer(int64_t i, const LayerForm& form) {
     if (form.inner_norms) {
         vector(Part::norms, blk(i, "attn_sub_norm.weight"), a.out_dim(), &a.out_norm);
     }
+}
+
+void Weights::feed_forward(int64_t i, const LayerForm& form) {
     const LayerSizes sizes = layer_sizes(m.file.gguf, m.config, i);
     const bool experts_here = sizes.n_expert > 0;
     if (experts_here) {

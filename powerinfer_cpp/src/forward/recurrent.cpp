@@ -1,0 +1,99 @@
+#include "forward/recurrent.h"
+
+#include <algorithm>
+
+namespace powerinfer {
+
+void keep_entering(const RowsBySequence& rows, int64_t at, const Entering& entering) {
+    const int64_t n_entering = rows.n_entering;
+    for (int64_t i = 0; i < rows.n; i++) {
+        const SequenceRows& s = rows.sequences[i];
+        if (!s.entered) continue;
+        for (int64_t k = 0; k < s.n; k++) {
+            const int64_t t = rows.rows[s.first + k];
+            float* to = s.entered + k * n_entering + at;
+            for (const Columns& c : entering) {
+                if (c.x) to = std::copy_n(c.x + t * c.width, c.width, to);
+            }
+        }
+    }
+}
+
+namespace {
+
+template <typename T>
+void fold_kept(const Folding& f, const T& part, const float* entered, int64_t stride) {
+    const Entering columns = entering(f.work, part);
+    for (int64_t t = 0; t < f.n; t++) {
+        const float* from = entered + t * stride;
+        for (const Columns& c : columns) {
+            if (!c.x) continue;
+            std::copy_n(from, c.width, c.x + t * c.width);
+            from += c.width;
+        }
+    }
+    fold(f, part);
+}
+
+}  // namespace
+
+void replay(ggml::Context& context, const Model& model, const StateLayout& layout, Workspace& work,
+            int64_t at_once, const float* entered, int64_t n, const float* before, float* after) {
+    context.profile.part = name(Part::attention);
+    RowsBySequence& rows = work.by_sequence;
+    for (int64_t begin = 0; begin < n; begin += at_once) {
+        const int64_t here = std::min(at_once, n - begin);
+        for (int64_t t = 0; t < here; t++) rows.rows[t] = int32_t(t);
+        rows.n = 1;
+        rows.sequences[0] = {0, 0, here, begin ? after : before, after};
+        for (size_t i = 0; i < model.layers.size(); i++) {
+            const Folding f{context, model, work, here, layout.state[i]};
+            const float* from = entered + begin * layout.n_entering + layout.entering[i];
+            const auto again = [&](const auto* part) {
+                if (part) fold_kept(f, *part, from, layout.n_entering);
+            };
+            again(model.layers[i].find<ShortConvolution>());
+            again(model.layers[i].find<Mamba2>());
+            again(model.layers[i].find<DeltaNet>());
+        }
+    }
+}
+
+// x *= y, n floats.
+static void multiply(ggml::Context& context, float* x, const float* y, int64_t n) {
+    const ggml::OpTimer timer(context.profile, "multiply");
+    context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) x[i] *= y[i];
+    });
+}
+
+void project(const Pass& p, const ShortConvolution& s, const float* x) {
+    Workspace& w = p.work;
+    const int64_t n = w.batch.n;
+    const bool q8 = s.b.quantised() || s.c.quantised() || s.u.quantised();
+    const ggml::Input input = w.input.prepare(p.context, x, n, p.model.config.n_embd, q8);
+    float* const u = w.beside + n * s.channels;
+    p.multiply(input, {{s.b, w.entering, nullptr}, {s.c, w.beside, nullptr}, {s.u, u, nullptr}});
+    multiply(p.context, w.entering, u, n * s.channels);
+}
+
+Entering entering(const Workspace& work, const ShortConvolution& s) {
+    return {{{work.entering, s.channels}}};
+}
+
+void fold(const Folding& f, const ShortConvolution& s) {
+    const RowsBySequence& rows = f.work.by_sequence;
+    ggml::convolve(f.context, {s.channels, s.taps, s.conv}, rows.at(f.layer), rows.n,
+                   f.work.entering, s.channels, f.work.folded, s.channels);
+}
+
+void finish(const Pass& p, const ShortConvolution& s, float* y) {
+    Workspace& w = p.work;
+    const int64_t n = w.batch.n;
+    multiply(p.context, w.folded, w.beside, n * s.channels);
+    const ggml::Input input =
+        w.input.prepare(p.context, w.folded, n, s.channels, s.out.quantised());
+    p.multiply(input, {{s.out, y, nullptr}});
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,66 @@
+// Parts whose layers have a state (model/layer.h): what enters it is computed by products, an
+// operator folds it into the state, and further products make the part's result. What entered is
+// kept for some rows, from which the states can be computed once more (replay).
+//
+// A kind of part is four functions: project(), entering(), fold() and finish().
+#pragma once
+
+#include <array>
+
+#include "forward/pass.h"
+
+namespace powerinfer {
+
+// Values of all rows of a pass: [rows, width]. Null: none.
+struct Columns {
+    float* x = nullptr;
+    int64_t width = 0;
+};
+// What enters a state, in this order; the widths are entering() of the part.
+using Entering = std::array<Columns, 3>;
+
+// What a fold reads and writes.
+struct Folding {
+    ggml::Context& context;
+    const Model& model;
+    Workspace& work;
+    int64_t n;      // rows
+    int64_t layer;  // where the layer's state begins in a slot
+};
+
+// What enters the state, and what finish() needs, of the input x [rows, n_embd].
+void project(const Pass& p, const ShortConvolution& s, const float* x);
+void project(const Pass& p, const Mamba2& s, const float* x);
+void project(const Pass& p, const DeltaNet& s, const float* x);
+// Where project() has put what enters.
+Entering entering(const Workspace& work, const ShortConvolution& s);
+Entering entering(const Workspace& work, const Mamba2& s);
+Entering entering(const Workspace& work, const DeltaNet& s);
+// Computes the states of Workspace::by_sequence, and Workspace::folded, of what enters. May
+// overwrite that.
+void fold(const Folding& f, const ShortConvolution& s);
+void fold(const Folding& f, const Mamba2& s);
+void fold(const Folding& f, const DeltaNet& s);
+// y [rows, n_embd] of Workspace::folded.
+void finish(const Pass& p, const ShortConvolution& s, float* y);
+void finish(const Pass& p, const Mamba2& s, float* y);
+void finish(const Pass& p, const DeltaNet& s, float* y);
+
+// Keeps what enters, of the rows of which it is kept.
+void keep_entering(const RowsBySequence& rows, int64_t at, const Entering& entering);
+// Folds n rows of a sequence of which it was kept into the states of all layers, `at_once` of them
+// at a time. They have the same bits as those of the call that computed the rows.
+void replay(ggml::Context& context, const Model& model, const StateLayout& layout, Workspace& work,
+            int64_t at_once, const float* entered, int64_t n, const float* before, float* after);
+
+template <typename T>
+void recurrent(const Pass& p, int64_t layer, const T& part, const float* x, float* y) {
+    const StateLayout& layout = p.states.layout();
+    const auto i = size_t(layer);
+    project(p, part, x);
+    keep_entering(p.work.by_sequence, layout.entering[i], entering(p.work, part));
+    fold({p.context, p.model, p.work, p.work.batch.n, layout.state[i]}, part);
+    finish(p, part, y);
+}
+
+}  // namespace powerinfer
