@@ -39,9 +39,10 @@ KvRuns kv_runs(const Layer& layer, ggml::DType type);
 // Bytes of a page, over layers from `first` on.
 int64_t kv_page_bytes(const std::vector<Layer>& layers, int64_t first, ggml::DType type);
 
-// Pages of the pool that all sequences of a session share. params must be resolved.
+// Pages of the pool that all sequences of a session share, and one for each checkpoint: where it
+// ends within a page, its sequence goes on in a copy. params must be resolved.
 inline int64_t kv_pages(const pi_session_params& params) {
-    return pages_of(params.n_kv);
+    return pages_of(params.n_kv) + params.n_checkpoints;
 }
 
 class KvPages {

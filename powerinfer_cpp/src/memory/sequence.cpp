@@ -29,7 +29,7 @@ int64_t Sequences::hidden_owners(int32_t page, int64_t i) const {
 }
 
 int64_t Sequences::free_pages() const {
-    int64_t n = kv_.n_free();
+    int64_t n = kv_.n_free() - n_hidden_;
     for (int32_t c = n_seq_; c < all(); c++) {
         for (int64_t i = 0; i < pages_of(length_[c]); i++) {
             const int32_t page = pages(c)[i];
@@ -79,7 +79,7 @@ void Sequences::require_pages(const char* what, int64_t n, int64_t returned) con
         ggml::format("%s would take %lld positions of the pool that all sequences share, in whole "
                      "pages; %lld of its %lld are free (n_kv)",
                      what, (long long)(n * kKvPage), (long long)(free * kKvPage),
-                     (long long)(kv_.n_pages() * kKvPage)));
+                     (long long)((kv_.n_pages() - n_hidden_) * kKvPage)));
 }
 
 ggml::KvSlot Sequences::append(int32_t seq, int32_t token, bool generated) {
