@@ -120,26 +120,34 @@ void Generation::print_settings(const pi_session_params& session) const {
 // logits_ then points to the logits of the last one.
 void Generation::evaluate(const int32_t* tokens, const bool* generated, size_t n) {
     const size_t most = size_t(pi_session_n_batch(session_.get()));
+    // Ctrl-C between two calls cuts the sequence to where the first one begins.
+    std::unique_ptr<bool[]> checkpoint;
+    if (n > most && pi_sequence_length(session_.get(), 0) > 0) {
+        checkpoint.reset(new bool[most]());
+        checkpoint[0] = true;
+    }
     for (size_t begin = 0; begin < n; begin += most) {
         pi_batch batch = {};
         batch.struct_size = sizeof batch;
         batch.n = int32_t(std::min(most, n - begin));
         batch.token = tokens + begin;
         if (generated) batch.generated = generated + begin;
+        if (begin == 0) batch.checkpoint = checkpoint.get();
         require(pi_eval_batch(session_.get(), &batch));
         require(pi_logits(session_.get(), batch.n - 1, &logits_));
     }
 }
 
-// Loads the prompt cache, and keeps what it has in common with these tokens: how many.
+// Loads the prompt cache, and keeps what it has in common with these tokens before the last one,
+// which is computed again since the cache has no logits: how many.
 size_t Generation::take_cached(const std::vector<int32_t>& tokens, const bool* generated) {
     const std::string& file = options_.prompt_cache;
     std::error_code error;
     if (!std::filesystem::exists(std::filesystem::u8path(file), error)) return 0;
     require(pi_sequence_load_file(session_.get(), 0, file.c_str()));
     int32_t same = 0;
-    require(pi_sequence_match(session_.get(), 0, tokens.data(), generated, int32_t(tokens.size()),
-                              &same));
+    require(pi_sequence_match(session_.get(), 0, tokens.data(), generated,
+                              int32_t(tokens.size()) - 1, &same));
     require(pi_sequence_truncate(session_.get(), 0, same));
     return size_t(same);
 }
@@ -155,15 +163,18 @@ void Generation::read(const std::vector<int32_t>& tokens, size_t n_generated) {
     std::fill_n(generated.get(), n_generated, true);
     const bool cached = !begun_ && !options_.prompt_cache.empty() && !tokens.empty();
     const size_t found = cached ? take_cached(tokens, generated.get()) : 0;
-    // The last token is computed again: the cache has no logits.
-    const size_t done = found == 0 ? 0 : std::min(found, tokens.size() - 1);
-    if (done < found) require(pi_sequence_truncate(session_.get(), 0, int32_t(done)));
+    size_t done = found;
+    if (cached && found + 1 < tokens.size() && !options_.prompt_cache_read_only) {
+        // A sequence whose layers have a state is continued where it was saved, or not at all.
+        done = tokens.size() - 1;
+        evaluate(tokens.data() + found, generated.get() + found, done - found);
+        save_cache();
+    }
     evaluate(tokens.data() + done, generated.get() + done, tokens.size() - done);
     begun_ = true;
-    if (cached && found < tokens.size() && !options_.prompt_cache_read_only) save_cache();
     pending_ = -1;
     timing_.prompt += ms_since(start);
-    timing_.n_prompt += int64_t(tokens.size() - done);
+    timing_.n_prompt += int64_t(tokens.size() - found);
     for (size_t i = n_generated; i < tokens.size(); i++)
         require(pi_sampler_accept(sampler_.get(), tokens[i]));
     if (options_.verbosity < 4) return;
