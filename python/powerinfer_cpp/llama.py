@@ -507,6 +507,7 @@ class Llama(LlamaTokens):
             shown={token: text.encode("utf-8") for text, token in turn.shown.items()},
             criteria=turn.criteria,
             drafts=self._runtime.new_drafts,
+            shared=self._prompts.positions(turn.text, ids, turn.shared),
         )
         named = None if n_top is None else self._prompts.name_bytes
         dicts = ChatDicts(given["model"] or self.model_path, named, turn.parser)

@@ -38,7 +38,8 @@ class LlamaModelDecoding(ModelDraft):
             n = self.most(context.n_ctx - len(ids), **kwargs)
             if n <= 0:
                 return NO_IDS
-            context.become(ids, np.ones(len(ids), dtype=bool))
+            # What is guessed behind them may be wrong.
+            context.become(ids, np.ones(len(ids), dtype=bool), {len(ids) - 1})
             return self.likely(
                 n, context.last_logits, lambda token: context.eval(token, np.ones(1, dtype=bool))
             )

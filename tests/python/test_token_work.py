@@ -65,7 +65,7 @@ class FakeSession:
 
 
 class FakeModel:
-    n_vocab, has_experts = N_VOCAB, False
+    n_vocab, has_experts, has_states = N_VOCAB, False, False
 
 
 class FakeSampler:

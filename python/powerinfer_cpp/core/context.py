@@ -1,6 +1,6 @@
 """One sequence of tokens in a session: its positions, their logits, and the choice of tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from .adapters import Adapters
 from .errors import ContextOverflowError, ModelFormatError, OutOfMemoryError
 from .model import Model, release
 from .session import Session
-from .state import NUMERICS, STATE_VERSION, LlamaState
+from .state import NUMERICS, STATE_VERSION, LlamaState, checkpoint_flags, parting
 from .work import Work
 
 # Rows per engine call whose logits can be kept, if only some calls need all of them.
@@ -22,6 +22,7 @@ class Context:
 
     n_tokens: computed positions. input_ids: intc [n_ctx], the first n_tokens are valid. version:
     counts changes, so that a caller can see whether another caller used the context in between.
+    has_states: layers have a state, so that the sequence cannot be cut everywhere.
     Keyword arguments are those of Session. Use it from one thread at a time.
     """
 
@@ -31,7 +32,7 @@ class Context:
             fields.get("n_logits") or self._session.n_batch, self._session.n_batch
         )
         self._logits_all = logits_all
-        self.n_vocab = model.n_vocab
+        self.n_vocab, self.has_states = model.n_vocab, model.has_states
         self.n_ctx = self._session.n_ctx
         self.n_tokens = 0
         self.n_computed = 0  # all computed tokens, including truncated ones
@@ -92,11 +93,17 @@ class Context:
         """Whether each computed position is a generated token."""
         return self._generated[: self.n_tokens].tolist()
 
-    def eval(self, ids: np.ndarray, generated: np.ndarray | None = None) -> None:
+    def eval(
+        self,
+        ids: np.ndarray,
+        generated: np.ndarray | None = None,
+        checkpoints: Collection[int] = (),
+    ) -> None:
         """Appends and computes int32 ids [n], in calls of n_batch rows.
 
-        generated: bool [n], True for generated tokens; None: all are prompt. Raises
-        ContextOverflowError, before anything is computed, if they do not fit.
+        generated: bool [n], True for generated tokens; None: all are prompt. checkpoints: positions
+        where the states of layers are kept. Raises ContextOverflowError, before anything is
+        computed, if the ids do not fit.
         """
         self._check_fits(len(ids), self.n_tokens)
         self._drop_ahead()
@@ -107,7 +114,8 @@ class Context:
             part = slice(first, min(first + n_batch, len(ids)))
             keep = np.full(part.stop - first, self._logits_all)
             keep[-1] |= part.stop == len(ids)
-            self._eval_chunk(ids[part], keep, None if generated is None else generated[part])
+            of_part = None if generated is None else generated[part]
+            self._eval_chunk(ids[part], keep, of_part, checkpoints)
 
     def eval_ahead(self, token: np.ndarray, ahead: np.ndarray) -> None:
         """Appends one generated token, int32 [1], and computes what may follow, int32 [n], in the
@@ -173,15 +181,20 @@ class Context:
             for row in range(len(chunk)):
                 visit(first + row, self._session.logits(row).copy())
 
-    def become(self, ids: np.ndarray, generated: np.ndarray) -> None:
-        """Makes the sequence equal to ids; generated: flag of each id.
+    def become(
+        self, ids: np.ndarray, generated: np.ndarray, checkpoints: Collection[int] = ()
+    ) -> None:
+        """Makes the sequence equal to ids; generated: flag of each id. checkpoints: as for `eval`.
 
-        Keeps the longest prefix that was computed in the same way; always computes the last id.
+        Keeps the longest prefix that was computed in the same way and can be continued; always
+        computes the last id.
         """
-        same = min(self._session.match(ids, generated), len(ids) - 1)
+        before = len(ids) - 1
+        same = self._session.match(ids[:before], generated[:before])
         self._check_fits(len(ids) - same, same)
+        parted = parting(self.input_ids[: self.n_tokens], ids, same)
         self.truncate(same)
-        self.eval(ids[same:], generated[same:])
+        self.eval(ids[same:], generated[same:], parted.union(checkpoints))
 
     def save(self, reserve: Callable[[int], Any] | None = None) -> LlamaState:
         """The state of the sequence, with the logits that were kept.
@@ -213,6 +226,7 @@ class Context:
             len(data),
             flags,
             n_prompt,
+            whole=self.has_states,
             version=STATE_VERSION,
             numerics=NUMERICS,
         )
@@ -332,18 +346,23 @@ class Context:
             )
 
     def reusable(self, ids: np.ndarray) -> int:
-        """Number of leading positions that a prompt of these ids would compute the same way."""
-        return self._session.match(ids)
+        """Number of leading positions that a prompt of these ids need not compute again."""
+        return self._session.match(ids[: len(ids) - 1])
 
     def _eval_chunk(
-        self, chunk: np.ndarray, keep: np.ndarray, generated: np.ndarray | None = None
+        self,
+        chunk: np.ndarray,
+        keep: np.ndarray,
+        generated: np.ndarray | None = None,
+        checkpoints: Collection[int] = (),
     ) -> None:
         start, n = self.n_tokens, len(chunk)
         scores, kept = None, np.flatnonzero(keep)
         if self._logits_all or self._scores is not None:
             scores = self._fill_scores(start + kept)
         self._last_row = None
-        self._session.eval(chunk, keep, generated=generated)
+        kept_before = checkpoint_flags(start, n, checkpoints)
+        self._session.eval(chunk, keep, generated=generated, checkpoint=kept_before)
         if self._record >= lib.PI_RECORD_FIRED:
             self._fired.append(self._session.activations())
         if self._record >= lib.PI_RECORD_INPUTS:

@@ -19,6 +19,7 @@ from .structs import sized
 Value = bool | int | float | str | list[Any]
 
 _NOT_INTEGERS = {lib.PI_F32, lib.PI_F64, lib.PI_STRING, lib.PI_ARRAY}
+_OF_STATES = "shortconv.l_cache", "ssm.conv_kernel"  # keys of models whose layers have a state
 _CHUNK = 1 << 16  # array elements fetched by one call
 
 
@@ -121,6 +122,12 @@ class Gguf:
         """Positions of the training context; 0 if the file does not say."""
         found = self.value(f"{self.value('general.architecture')}.context_length")
         return found if isinstance(found, int) and found > 0 else 0
+
+    @property
+    def has_states(self) -> bool:
+        """Do some of the model's layers have a state (docs/states.md)?"""
+        of = self.value("general.architecture")
+        return any(f"{of}.{key}" in self._index for key in _OF_STATES)
 
     def value(self, key: str, default: Value | None = None) -> Value | None:
         """One value, or `default`; does not read the others."""

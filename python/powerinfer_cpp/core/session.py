@@ -71,20 +71,23 @@ class Session:
         keep: np.ndarray | None = None,
         sequences: np.ndarray | None = None,
         generated: np.ndarray | None = None,
+        checkpoint: np.ndarray | None = None,
     ) -> None:
         """Computes int32 tokens [n], n <= n_batch, each at the end of its sequence.
 
         keep: bool [n], rows whose logits are kept; None: only the last row. sequences: int32 [n];
         None: all in sequence 0. generated: bool [n], rows of generated tokens, which predictors
-        mask under `auto`; None: all are prompt.
+        mask under `auto`; None: all are prompt. checkpoint: bool [n], rows before which the states
+        of layers are kept, so that sequences can be cut there (docs/states.md); None: none.
         """
         batch = ffi.new("pi_batch *", {"struct_size": ffi.sizeof("pi_batch"), "n": len(tokens)})
         batch.token = ids = ffi.from_buffer("int32_t[]", tokens)
         batch.seq = where = _array("int32_t[]", sequences)
         batch.keep = kept = _array("bool[]", keep)
         batch.generated = flags = _array("bool[]", generated)
+        batch.checkpoint = states = _array("bool[]", checkpoint)
         self._callbacks.check(lib.pi_eval_batch(self.handle, batch))
-        del ids, where, kept, flags  # C uses their memory until here
+        del ids, where, kept, flags, states  # C uses their memory until here
         self._n_rows = len(tokens)
 
     def firing_counts(self) -> np.ndarray:
@@ -309,19 +312,26 @@ class Session:
         return lib.pi_session_free_positions(self.handle)
 
     def truncate(self, n: int, sequence: int = 0) -> None:
-        """Drops every position of a sequence from n on."""
+        """Drops every position of a sequence from n on.
+
+        Raises UnsupportedModelError, and changes nothing, if layers have a state that is not known
+        there: see `match`."""
         check(lib.pi_sequence_truncate(self.handle, sequence, n))
 
     def copy(self, source: int, target: int, n: int) -> None:
         """Replaces a sequence by the first n positions of another one. They share memory until one
-        of them continues."""
+        of them continues. Raises what `truncate` of the other one would raise."""
         check(lib.pi_sequence_copy(self.handle, source, target, n))
 
     def match(
         self, tokens: np.ndarray, generated: np.ndarray | None = None, sequence: int = 0
     ) -> int:
         """Number of leading positions of a sequence that equal the result of computing int32
-        tokens [n]. generated: bool [n]; None: all are prompt."""
+        tokens [n], and with which it can be continued. generated: bool [n]; None: all are prompt.
+
+        If layers have a state, these are only some positions: all that the sequence has, those
+        with a checkpoint, and those of its last call. So who needs the results of the last token
+        asks for the tokens before it."""
         same = ffi.new("int32_t *")
         ids, flags = _array("int32_t[]", tokens), _array("bool[]", generated)
         check(lib.pi_sequence_match(self.handle, sequence, ids, flags, len(tokens), same))

@@ -1,8 +1,12 @@
-"""Saved states of sequences, and a cache of them in memory."""
+"""Saved states of sequences, a cache of them in memory, and checkpoints (docs/states.md).
+
+A sequence whose layers have a state cannot go back to a position. So the state is kept where later
+prompts are likely to go on. The engine does nothing of that for models without such layers.
+"""
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,8 +16,12 @@ from .._native import lib
 from .logits import Ids, Scores
 from .model import Model
 
-STATE_VERSION = 2  # increased when older states would continue differently
+STATE_VERSION = 3  # increased when older states would continue differently
 NUMERICS: int = lib.pi_numerics()  # raised when any result is rounded differently
+GRID = 1024  # positions between those of a long prompt
+NEAR = 32  # so many positions are rather computed again than kept
+# Rows of a sequence in one call, after which it can be cut to any of them: those of drafts.
+REPLAYED = 16
 
 
 @dataclass
@@ -23,9 +31,9 @@ class LlamaState:
     input_ids: intc [n_tokens]. scores: float32 [n, n_vocab], the logits of the last n tokens: of
     all with logits_all, otherwise of one, or none before anything is computed. llama_state: keys
     and values, llama_state_size bytes. generated: bool [n_tokens], True for generated tokens.
-    n_prompt: number of leading tokens that a prompt would compute the same way. random: state of
-    the random numbers, or None. version, numerics:
-    STATE_VERSION and NUMERICS when it was saved.
+    n_prompt: number of leading tokens that a prompt would compute the same way. whole: it can only
+    be continued at its end, since layers have a state (docs/states.md). random: state of the random
+    numbers, or None. version, numerics: STATE_VERSION and NUMERICS when it was saved.
     """
 
     input_ids: Ids
@@ -35,6 +43,7 @@ class LlamaState:
     llama_state_size: int
     generated: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
     n_prompt: int
+    whole: bool = False
     random: Any = None
     version: int = 0  # also the value for pickles without a version
     numerics: int = 0
@@ -47,6 +56,12 @@ class LlamaState:
         """Bytes of memory of this state."""
         arrays = self.input_ids, self.scores, self.generated
         return sum(array.nbytes for array in arrays) + self.llama_state_size
+
+    def reusable(self, ids: np.ndarray) -> int:
+        """How many of its leading tokens a prompt of these ids need not compute."""
+        before = ids[: len(ids) - 1]  # the last one's logits are needed
+        same = common_prefix(self.input_ids[: self.n_prompt], before)
+        return same if same == self.n_tokens or not self.whole else 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_reserved"}
@@ -92,11 +107,12 @@ class LlamaRAMCache(BaseLlamaCache):
         return sum(state.n_bytes for state in self._states.values())
 
     def _longest(self, key: Sequence[int]) -> tuple[int, ...] | None:
-        """The key with the longest common prefix with `key`; None if there is none."""
+        """The key with the longest common prefix with `key` that its state can be continued with;
+        None if there is none."""
         wanted, best, most = np.asarray(key), None, 0
-        for known in self._states:
+        for known, state in self._states.items():
             n = common_prefix(wanted, np.asarray(known))
-            if n > most:
+            if n > most and (n == len(known) or not state.whole):
                 best, most = known, n
         return best
 
@@ -135,3 +151,33 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     n = min(len(a), len(b))
     differs = np.flatnonzero(a[:n] != b[:n])
     return int(differs[0]) if differs.size else n
+
+
+def checkpoints_of(n: int, shared: Iterable[int] = ()) -> set[int]:
+    """Positions of a prompt of n ids.
+
+    shared: where other prompts are expected to go on in another way. The last position is one of
+    them, unless another is near: prompts are repeated, and may be asked for several texts.
+    """
+    found = {*range(GRID, n, GRID), *(at for at in shared if NEAR < at < n)}
+    if n - 1 - max(found, default=0) > NEAR:
+        found.add(n - 1)
+    return found
+
+
+def parting(known: np.ndarray, ids: np.ndarray, same: int) -> set[int]:
+    """The position where ids [n] part from those that were computed before, if that is far behind
+    the first `same` ones, which need not be computed again: a third prompt may begin alike."""
+    at = common_prefix(known, ids)
+    return {at} if same + NEAR < at < len(ids) else set()
+
+
+def checkpoint_flags(first: int, n: int, positions: Collection[int]) -> np.ndarray | None:
+    """bool [n]: whether a checkpoint is kept before each of n rows that begin at a position. None:
+    before none."""
+    chosen = [at - first for at in positions if first <= at < first + n]
+    if not chosen:
+        return None
+    found = np.zeros(n, dtype=bool)
+    found[chosen] = True
+    return found

@@ -110,12 +110,13 @@ def measure(
                 begin = session.work()
                 session.profile(ops)
                 energy.start()
+            warms_up = repetition < 0  # so this one keeps what the others begin with
             start = time.perf_counter_ns()
             if test.n_prompt:
-                _fill(session, timed)
+                _fill(session, timed, warms_up)
                 each = []
             else:
-                each = _decode(session, timed)
+                each = _decode(session, timed, warms_up)
             if repetition >= 0:
                 samples.append(time.perf_counter_ns() - start)
                 tokens += each
@@ -127,20 +128,28 @@ def measure(
         session.close()
 
 
-def _fill(session: Session, ids: np.ndarray) -> None:
-    """Computes ids as a prompt in calls of n_batch rows, and fetches the last row's logits."""
+def _fill(session: Session, ids: np.ndarray, checkpoint: bool = False) -> None:
+    """Computes ids as a prompt in calls of n_batch rows, and fetches the last row's logits.
+    checkpoint: one is kept before the first."""
     for first in range(0, len(ids), session.n_batch):
         chunk = ids[first : first + session.n_batch]
-        session.eval(chunk)
+        session.eval(chunk, checkpoint=_before_first(len(chunk), checkpoint and first == 0))
         session.logits_pointer(len(chunk) - 1)
 
 
-def _decode(session: Session, ids: np.ndarray) -> list[int]:
-    """Computes ids one by one as generated tokens; returns nanoseconds for each."""
+def _decode(session: Session, ids: np.ndarray, checkpoint: bool) -> list[int]:
+    """Computes ids one by one as generated tokens; returns nanoseconds for each. checkpoint: one is
+    kept before the first."""
     times, generated = [], np.ones(1, dtype=bool)
     for i in range(len(ids)):
         start = time.perf_counter_ns()
-        session.eval(ids[i : i + 1], generated=generated)
+        kept = _before_first(1, checkpoint and i == 0)
+        session.eval(ids[i : i + 1], generated=generated, checkpoint=kept)
         session.logits_pointer(0)
         times.append(time.perf_counter_ns() - start)
     return times
+
+
+def _before_first(n: int, checkpoint: bool) -> np.ndarray | None:
+    """bool [n] for `Session.eval`: whether a checkpoint is kept before the first of n rows."""
+    return np.arange(n) == 0 if checkpoint else None

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO
@@ -25,8 +26,8 @@ except ImportError:  # Windows
 
 _MAGIC = b"PISTATE\0"
 # Version of the state; tokens; rows of scores, and their length; n_prompt; bytes of llama_state;
-# numerics.
-_HEADER = struct.Struct("<8s7q")
+# whether it is whole; numerics.
+_HEADER = struct.Struct("<8s8q")
 _ENDING, _PARTIAL = ".state", ".partial"
 _ABANDONED_S = 3600.0  # age of an unfinished file from which its writer counts as dead, unasked
 
@@ -50,7 +51,7 @@ class LlamaDiskCache(BaseLlamaCache):
         self._folder.mkdir(parents=True, exist_ok=True)
         # By names of files, which say their ids: these, or None for a file that cannot be read,
         # until it changes.
-        self._ids: dict[str, tuple[_Stamp, np.ndarray | None]] = {}
+        self._ids: dict[str, tuple[_Stamp, _Known | None]] = {}
         remove_abandoned(self._folder)
 
     @property
@@ -101,17 +102,18 @@ class LlamaDiskCache(BaseLlamaCache):
         return found
 
     def _longest(self, key: Sequence[int]) -> tuple[Path, _Stamp] | None:
-        """The file with the longest common prefix with `key`; None if there is none."""
+        """The file with the longest common prefix with `key` that its state can be continued with;
+        None if there is none."""
         wanted, best, most = np.asarray(key), None, 0
-        known: dict[str, tuple[_Stamp, np.ndarray | None]] = {}  # without files that are gone
+        known: dict[str, tuple[_Stamp, _Known | None]] = {}  # without files that are gone
         for path, stamp in self._files(_ENDING):
-            before, ids = self._ids.get(path.name, (None, None))
+            before, found = self._ids.get(path.name, (None, None))
             # A name stands for the same ids: a file that can be read, and is as long, still can.
-            changed = before is None or before[0] != stamp[0] or (ids is None and before != stamp)
+            changed = before is None or before[0] != stamp[0] or (found is None and before != stamp)
             if changed:
-                ids = _read_ids(path)
-            known[path.name] = stamp, ids
-            n = 0 if ids is None else common_prefix(wanted, ids)
+                found = _read_known(path)
+            known[path.name] = stamp, found
+            n = 0 if found is None else found.common(wanted)
             if n > most:
                 best, most = (path, stamp), n
         self._ids = known
@@ -123,7 +125,7 @@ def _write(path: Path, state: LlamaState) -> None:
     sizes = (state.version, state.n_tokens, *scores.shape, state.n_prompt, state.llama_state_size)
 
     def write(file: BinaryIO) -> None:
-        file.write(_HEADER.pack(_MAGIC, *sizes, state.numerics))
+        file.write(_HEADER.pack(_MAGIC, *sizes, state.whole, state.numerics))
         file.write(np.asarray(state.input_ids, dtype="<i4").tobytes())
         file.write(np.asarray(state.generated, dtype=np.uint8).tobytes())
         file.write(scores.tobytes())
@@ -186,8 +188,9 @@ def _is_abandoned(path: Path) -> bool:
         return True
 
 
-def _sizes(data: bytes, size: int) -> tuple[int, int, int, int, int] | None:
-    """Tokens, rows of scores, their length, n_prompt and bytes of llama_state.
+def _sizes(data: bytes, size: int) -> tuple[int, int, int, int, int, bool] | None:
+    """Tokens, rows of scores, their length, n_prompt, bytes of llama_state, and whether it is
+    whole.
 
     data: the header, or more. size: of the file. None if they contradict each other.
     """
@@ -196,18 +199,33 @@ def _sizes(data: bytes, size: int) -> tuple[int, int, int, int, int] | None:
     magic, version, *sizes, numerics = _HEADER.unpack_from(data)
     if magic != _MAGIC or (version, numerics) != (STATE_VERSION, NUMERICS) or min(sizes) < 0:
         return None
-    n, rows, columns, n_prompt, n_bytes = sizes
+    n, rows, columns, n_prompt, n_bytes, whole = sizes
     if _HEADER.size + 5 * n + 4 * rows * columns + n_bytes != size:
         return None
-    return n, rows, columns, n_prompt, n_bytes
+    return n, rows, columns, n_prompt, n_bytes, bool(whole)
 
 
-def _read_ids(path: Path) -> np.ndarray | None:
-    """The ids of a file; None if it is damaged."""
+@dataclass(frozen=True)
+class _Known:
+    """What is known of a file: its ids, and whether its state is whole."""
+
+    ids: np.ndarray
+    whole: bool
+
+    def common(self, wanted: np.ndarray) -> int:
+        """Length of the common prefix with which the state can be continued."""
+        n = common_prefix(wanted, self.ids)
+        return n if n == len(self.ids) or not self.whole else 0
+
+
+def _read_known(path: Path) -> _Known | None:
+    """What is known of a file; None if it is damaged."""
     try:
         with path.open("rb") as file:
             sizes = _sizes(file.read(_HEADER.size), os.fstat(file.fileno()).st_size)
-            return None if sizes is None else np.frombuffer(file.read(4 * sizes[0]), dtype="<i4")
+            if sizes is None:
+                return None
+            return _Known(np.frombuffer(file.read(4 * sizes[0]), dtype="<i4"), sizes[-1])
     except (OSError, ValueError):
         return None
 
@@ -219,7 +237,7 @@ def _read(path: Path) -> LlamaState | None:
         sizes = _sizes(data, len(data))
         if sizes is None:
             return None
-        n, rows, columns, n_prompt, n_bytes = sizes
+        n, rows, columns, n_prompt, n_bytes, whole = sizes
         ids = np.frombuffer(data, "<i4", n, _HEADER.size).astype(np.intc)
         at = _HEADER.size + 4 * n
         generated = np.frombuffer(data, np.uint8, n, at).astype(bool)
@@ -235,6 +253,7 @@ def _read(path: Path) -> LlamaState | None:
         n_bytes,
         generated,
         n_prompt,
+        whole,
         version=STATE_VERSION,
         numerics=NUMERICS,
     )

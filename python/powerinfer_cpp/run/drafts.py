@@ -16,6 +16,7 @@ import numpy as np
 
 from ..core.context import ROWS_KEPT
 from ..core.errors import ContextOverflowError
+from ..core.gguf import Gguf
 from ..core.logits import Ids
 from ..core.model import Model
 from ..core.session import Session
@@ -117,7 +118,8 @@ class FileDraft(ModelDraft):
     def __init__(
         self, file: DraftFile, n_ctx: int, n_threads: int, n_texts: int = 1, **fields: Any
     ):
-        room = fields_of(n_texts, n_ctx, None, N_BATCH)
+        with Gguf(str(file.path)) as gguf:
+            room = fields_of(n_texts, n_ctx, None, N_BATCH, has_states=gguf.has_states)
         room |= {"n_ctx": n_ctx, "n_threads": n_threads, "n_threads_batch": n_threads}
         model = Model(str(file.path), None, False, room, n_threads=n_threads, **fields)
         super().__init__(model, file.num_pred_tokens, file.p_min)
@@ -135,21 +137,22 @@ class FileDraft(ModelDraft):
             # What it lacks after a long prompt it computes over several calls, so that none of them
             # takes long; until then it guesses nothing.
             end = min(len(ids), done + N_BATCH)
-            self._compute(ids[done:end], seq)
+            self._compute(ids[done:end], seq, end == len(ids))  # what is guessed may be wrong
             if end < len(ids):
                 return NO_IDS
             return self.likely(n, self._logits, lambda token: self._compute(token, seq))
         finally:
             self._sequences.keep(seq)
 
-    def _compute(self, ids: np.ndarray, seq: int) -> None:
-        """Appends int32 [n] to a sequence; older ones make room."""
+    def _compute(self, ids: np.ndarray, seq: int, checkpoint: bool = False) -> None:
+        """Appends int32 [n] to a sequence; older ones make room. checkpoint: one is kept before the
+        last."""
         n = len(ids)
+        seqs, generated = np.full(n, seq, dtype=np.int32), np.ones(n, dtype=bool)
+        kept_before = np.arange(n) == n - 1 if checkpoint else None
         while True:
             try:
-                self._session.eval(
-                    ids, None, np.full(n, seq, dtype=np.int32), np.ones(n, dtype=bool)
-                )
+                self._session.eval(ids, None, seqs, generated, kept_before)
             except ContextOverflowError:
                 if not self._sequences.forget_oldest():
                     raise

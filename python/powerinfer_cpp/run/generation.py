@@ -11,6 +11,7 @@ import numpy as np
 
 from ..core.logits import LogitsProcessor, has_masks, processed
 from ..core.sampler import Sampler, Samplers
+from ..core.state import checkpoints_of
 from ..text.completion import Piece, Writer
 from ..text.logprobs import choice
 from .drafts import NO_IDS, Drafts
@@ -26,7 +27,8 @@ class Generation:
 
     ids: the prompt and what was chosen after it. n_done: positions of them that are computed. seq:
     the sequence that holds them, -1: none. guessed: ids that may follow, computed in the last eval
-    as well; row: the row of that eval that the next token follows from.
+    as well; row: the row of that eval that the next token follows from. checkpoints: positions
+    where the states of layers are kept.
     """
 
     def __init__(self, ticket: Ticket, index: int, limit: int, text: TokenText):
@@ -34,6 +36,7 @@ class Generation:
         self.ticket, self.index = ticket, index
         self.ids = GrowingIds(of.ids, of.generated)
         self.n_prompt = len(of.ids)
+        self.checkpoints = checkpoints_of(self.n_prompt, of.shared)
         self.seq = -1
         self.n_done = 0
         self.row = 0

@@ -20,7 +20,7 @@ import numpy as np
 from ..core.context import Context
 from ..core.errors import OutOfMemoryError
 from ..core.session import as_tokens
-from ..core.state import BaseLlamaCache, LlamaRAMCache, common_prefix
+from ..core.state import BaseLlamaCache, LlamaRAMCache, checkpoints_of
 from ..core.stats import Meter
 from ..text.completion import Piece
 from ..text.logprobs import Choice, choice
@@ -53,16 +53,18 @@ class Loop:
 
     def pieces(self, request: Request) -> Iterator[Piece]:
         """The pieces of a request's text."""
-        parts = (piece for _, piece in self.run(request) if piece is not None)
-        return parts if self.cache is None else self._cached(self.cache, request.ids, parts)
+        cache = self.cache
+        parts = (piece for _, piece in self.run(request, cache=cache) if piece is not None)
+        return parts if cache is None else self._cached(cache, request.ids, parts)
 
     def run(
-        self, request: Request, reset: bool = True
+        self, request: Request, reset: bool = True, cache: BaseLlamaCache | None = None
     ) -> Generator[tuple[int, Piece | None], Sequence[int] | None, None]:
         """Each token with the piece of text that it makes certain, up to the one with a reason.
 
         Ids sent into the generator are appended as a prompt. reset: a new sequence; else the prompt
-        comes after what the context holds. Raises ContextOverflowError when the context is full,
+        comes after what the context holds. cache: gets states of the prompt that the one at the end
+        of the text does not stand for. Raises ContextOverflowError when the context is full,
         and what processors and criteria raise.
         """
         of = self._runtime
@@ -81,6 +83,8 @@ class Loop:
         while True:
             with self.held() as context:
                 before, work, start = context.n_computed, context.work(), time.perf_counter()
+                if prompt and cache is not None and context.has_states:
+                    self._keep_beginning(context, cache, request)
                 self._compute(context, text, version == context.version)
                 version, text.n_done = context.version, context.n_tokens
                 seconds, n = time.perf_counter() - start, context.n_computed - before
@@ -104,9 +108,9 @@ class Loop:
         """Computes what is left of a text. same: nobody else has used the context."""
         first = context.n_tokens
         if not same:
-            context.become(text.ids.all, text.ids.generated)
+            context.become(text.ids.all, text.ids.generated, text.checkpoints)
         elif text.drafts is None or len(text.ids) > first + 1 or not text.ids.written:
-            context.eval(text.ids.all[first:], text.ids.generated[first:])
+            context.eval(text.ids.all[first:], text.ids.generated[first:], text.checkpoints)
         elif not context.advance(text.token):
             start = time.perf_counter()
             text.guess(context.n_ctx - len(text.ids))
@@ -136,7 +140,7 @@ class Loop:
             with suppress(KeyError):  # there is none, or another process has removed it
                 state = cache[tuple(ids)]
             if state is not None:
-                usable = common_prefix(state.input_ids[: state.n_prompt], wanted)
+                usable = state.reusable(wanted)
                 if state.n_tokens <= context.n_ctx and usable > context.reusable(wanted):
                     with suppress(ValueError):  # of another model or mode, or damaged
                         context.load(state)
@@ -145,6 +149,18 @@ class Loop:
         with self.held() as context, suppress(OutOfMemoryError):  # it may not fit
             if context.n_tokens:
                 self._keep(context, cache)
+
+    def _keep_beginning(self, context: Context, cache: BaseLlamaCache, request: Request) -> None:
+        """Computes a prompt up to where others are most likely to go on in another way, and puts
+        the state there into a cache."""
+        ids = as_tokens(request.ids)
+        positions = checkpoints_of(len(ids), request.shared)
+        at = max(positions, default=0)
+        if at <= context.reusable(ids):
+            return
+        context.become(ids[:at], np.zeros(at, bool), positions)
+        with suppress(OutOfMemoryError):
+            self._keep(context, cache)
 
     def _keep(self, context: Context, cache: BaseLlamaCache) -> None:
         """Puts the state of the sequence into a cache. Removes older states if the budget requires

@@ -3,6 +3,9 @@ a later prompt that begins in the same way, also after a restart.
 
 Sequences are cut into blocks of positions. The engine's thread only copies some blocks at a time
 between two steps; a thread of its own writes files, and the thread of a request reads them.
+
+Where layers have a state, a later prompt can go on only behind a block at whose end it is known.
+The file of such a block has another name, and the state as well.
 """
 
 import hashlib
@@ -26,15 +29,17 @@ from .sequences import Sequences
 
 BLOCK = 64  # positions of a file, which are a page of the cache
 PIECE_BYTES = 8 << 20  # that the engine's thread copies between two steps
-N_PINS = 8  # sequences that wait until they are written
+# Sequences that wait until they are written; where each takes memory for states of layers.
+N_PINS, N_PINS_WITH_STATES = 8, 2
 PIN_SHARE = 4  # all but one of them hold at most this part of all positions
 CLOSE_SECONDS = 5.0  # for what is not written yet when a model is closed
 _PIECES = 3  # that are in memory at once: one is written, and one is read while another is loaded
 
 
-def room_for(position_bytes: int) -> int:
-    """Bytes of memory that `Prefixes` takes; position_bytes: of one position in the cache."""
-    return _PIECES * _per_piece(position_bytes) * BLOCK * position_bytes
+def room_for(position_bytes: int, state_bytes: int) -> int:
+    """Bytes of memory that `Prefixes` takes; position_bytes: of one position in the cache;
+    state_bytes: of a sequence's states."""
+    return _PIECES * (_per_piece(position_bytes) * BLOCK * position_bytes + state_bytes)
 
 
 def _per_piece(position_bytes: int) -> int:
@@ -43,11 +48,15 @@ def _per_piece(position_bytes: int) -> int:
 
 @dataclass
 class _Job:
-    """A sequence whose blocks are to be written. missing: numbers of those."""
+    """A sequence whose blocks are to be written. files: where to; missing: numbers of those. ids,
+    generated: its positions."""
 
     pin: int
     names: list[str]
+    files: list[str]
     missing: list[int]
+    ids: np.ndarray
+    generated: np.ndarray
     dropped: bool = False
 
 
@@ -61,17 +70,15 @@ class Counts:
 
 @dataclass
 class _Residents:
-    """Which blocks sequences in memory hold, by names; as far as it is known."""
+    """Behind which blocks sequences in memory can go on, by files; as far as it is known."""
 
     of: dict[int, frozenset[str]] = field(default_factory=dict)
 
-    def n_leading(self, names: Sequence[str]) -> int:
-        """How many of the first of these blocks one of them holds."""
-        n = 0
-        for held in list(self.of.values()):  # other threads change it
-            while n < len(names) and names[n] in held:
-                n += 1
-        return n
+    def n_leading(self, files: Sequence[str]) -> int:
+        """Behind how many of the first of these blocks one of them can go on."""
+        every = list(self.of.values())  # other threads change it
+        held = (i + 1 for i, file in enumerate(files) if any(file in of for of in every))
+        return max(held, default=0)
 
 
 class Prefixes:
@@ -79,9 +86,12 @@ class Prefixes:
 
     identity: what results depend on. key: of an owner, whose files only that owner finds. masked:
     do generated tokens differ from those of a prompt? pins: sequences of the session that nobody
-    else uses. n_kv: positions of all sequences; position_bytes: of one. Raises OutOfMemoryError if
-    the model's budget has no room for the pieces that are written and read.
+    else uses. n_kv: positions of all sequences; position_bytes: of one; state_bytes: of a
+    sequence's states. Raises OutOfMemoryError if the model's budget has no room for the pieces that
+    are written and read.
     """
+
+    step = BLOCK
 
     def __init__(
         self,
@@ -94,6 +104,7 @@ class Prefixes:
         pins: Sequence[int],
         n_kv: int,
         position_bytes: int,
+        state_bytes: int,
     ):
         self._files, self._session, self._key, self._masked = files, session, key, masked
         self._identity = hashlib.sha256(identity).digest()
@@ -106,7 +117,8 @@ class Prefixes:
         self._closing = False
         self.counts = Counts()
         self._per_piece = _per_piece(position_bytes)
-        room = room_for(position_bytes)
+        self._has_states = model.has_states
+        room = room_for(position_bytes, state_bytes)
         self._reserved = model.reserve("prompts on their way to the disk and back", room)
         self._thread: threading.Thread | None = None
 
@@ -127,27 +139,56 @@ class Prefixes:
             self._files.warn(f"a prompt was not kept: {error}")
 
     def _keep(self, owner: str, seq: int, ids: np.ndarray, generated: np.ndarray) -> None:
-        names = self.names(owner, ids, generated)
+        n_blocks = self._n_blocks(seq, ids, generated)
+        names = self.names(owner, ids[: BLOCK * n_blocks], generated)
         if not names:
             return
-        self._residents.of[seq] = frozenset(names)
-        written = {name for job in self._pinned.values() for name in job.names}
+        files = self._files_of(seq, names, ids, generated)
+        self._residents.of[seq] = self._ends(names, files)
+        waiting = {name for job in self._pinned.values() for name in job.files}
         missing = [
             i
-            for i, name in enumerate(names)
-            if name not in written and not self._files.has(name, listed=True)
+            for i, name in enumerate(files)
+            if name not in waiting and not self._files.has(name, listed=True)
         ]
         if not missing or not self._free or self._closing:
             return
         # A text that goes on from what waits has the same pages.
         same = any(job.names == names[: len(job.names)] for job in self._pinned.values())
-        n_held = BLOCK * len(written.union(names))
+        pinned = {name for job in self._pinned.values() for name in job.names}
+        n_held = BLOCK * len(pinned.union(names))
         if self._pinned and not same and n_held > self._most_pinned:
             return  # it may have its turn when the text ends
-        job = _Job(self._free.pop(), names, missing)
+        known = slice(BLOCK * n_blocks)
+        of = ids[known].copy(), generated[known].copy()
+        job = _Job(self._free.pop(), names, files, missing, *of)
         self._session.copy(seq, job.pin, BLOCK * len(names))
         self._pinned[job.pin] = job
         self._jobs.put(job)
+
+    def _n_blocks(self, seq: int, ids: np.ndarray, generated: np.ndarray) -> int:
+        """The most blocks behind which a sequence can go on, of int32 ids [n]; generated:
+        bool [n]."""
+        n = len(ids) // BLOCK
+        while n:
+            known = slice(BLOCK * n)
+            same = self._session.match(ids[known], generated[known], seq)
+            if same == BLOCK * n:
+                break
+            n = same // BLOCK
+        return n
+
+    def _files_of(
+        self, seq: int, names: Sequence[str], ids: np.ndarray, generated: np.ndarray
+    ) -> list[str]:
+        """The files of a sequence's blocks, by where it can go on."""
+        if not self._has_states:
+            return list(names)
+        files, n = list(names), len(names)
+        while n := self._n_blocks(seq, ids[: BLOCK * n], generated[: BLOCK * n]):
+            n -= 1
+            files[n] = self._end(names[n])
+        return files
 
     def gone(self, seq: int) -> None:
         """A sequence holds nothing any more."""
@@ -175,17 +216,18 @@ class Prefixes:
         has them all."""
         prompt = np.asarray(ids, dtype=np.int32)[: len(ids) - 1]  # the last one is computed
         names = self.names(owner, prompt, np.zeros(len(prompt), bool))
-        n = self._residents.n_leading(names)
-        if n == len(names) or not self._files.has(names[n]):
-            return []
-        while n < len(names) and self._files.has(names[n]):
-            n += 1
-        return names[:n]
+        known = found = self._residents.n_leading(list(map(self._end, names)))
+        for i in range(known, len(names)):
+            if self._files.has(self._end(names[i])):
+                found = i + 1
+            elif not self._files.has(names[i]):
+                break
+        return names[:found] if found > known else []
 
     def recall(self, owner: str, ids: Sequence[int], names: Sequence[str]) -> None:
         """Loads what `wanted` has found into a sequence, beyond what memory has. One at a time."""
         with self._recalling, suppress(EngineDead):
-            if self._residents.n_leading(names) == len(names):
+            if self._residents.n_leading(list(map(self._end, names))) == len(names):
                 return
             try:
                 self._recall(owner, np.asarray(ids, dtype=np.int32), names)
@@ -200,8 +242,7 @@ class Prefixes:
             if not self._sequences.has_room:
                 return None
             seq, n = self._sequences.take(owner, prefix, flags)
-            self._session.truncate(n - n % BLOCK, seq)
-            return seq, n // BLOCK
+            return seq, self._cut(seq, prefix[:n])
 
         def load(parts: Sequence[memoryview]) -> tuple[int, bool]:
             """How many of them could be loaded, and whether the next one is bad."""
@@ -219,25 +260,35 @@ class Prefixes:
         if begun is None:
             return
         seq, at = begun
+        files = [name if self._files.has(name) else self._end(name) for name in names[:-1]]
+        files.append(self._end(names[-1]))
         try:
-            while at < len(names):
-                piece = names[at : at + self._per_piece]
+            while at < len(files):
+                piece = files[at : at + self._per_piece]
                 parts = list(_parts(self._files, piece))
                 n, bad = self._engine.call(partial(load, parts)) if parts else (0, False)
                 self.counts.n_read += BLOCK * n
                 at += n
-                for name in names[at:] if bad else ():  # what follows is of the same kind
+                for name in files[at:] if bad else ():  # what follows is of the same kind
                     self._files.remove(name)
                 if n < len(piece):
                     break
         finally:
 
             def end() -> None:
-                self._residents.of[seq] = frozenset(names[:at])
+                n = self._cut(seq, prefix[: BLOCK * at])
+                held = self._files_of(seq, names[:n], prefix, flags)
+                self._residents.of[seq] = self._ends(names[:n], held)
                 self._sequences.keep(seq)
 
             self._engine.call(end)
-        self._files.use(names[:at])
+        self._files.use(files[:at])
+
+    def _cut(self, seq: int, prompt: np.ndarray) -> int:
+        """Cuts a sequence, which has these ids of a prompt, to whole blocks; how many."""
+        n = self._n_blocks(seq, prompt, np.zeros(len(prompt), bool))
+        self._session.truncate(BLOCK * n, seq)
+        return n
 
     # ---- In the thread that writes -----------------------------------------------------------
 
@@ -256,23 +307,25 @@ class Prefixes:
             pass
 
     def _write_job(self, job: _Job) -> None:
-        missing = [i for i in job.missing if not self._files.has(job.names[i])]
+        missing = [i for i in job.missing if not self._files.has(job.files[i])]
 
         def copied(numbers: Sequence[int]) -> list[bytearray] | None:
             if job.dropped:
                 return None
+            # A state may have been given up since; the last one is the sequence's own.
+            job.files = self._files_of(job.pin, job.names, job.ids, job.generated)
             return [self._session.save_part(job.pin, BLOCK * i, BLOCK) for i in numbers]
 
         for first in range(0, len(missing), self._per_piece):
             numbers = missing[first : first + self._per_piece]
             parts = self._engine.call(partial(copied, numbers))
             for i, part in zip(numbers, parts or (), strict=False):
-                if not self._files.write(job.names[i], part):
+                if not self._files.write(job.files[i], part):
                     return
                 self.counts.n_written += BLOCK
             if parts is None:
                 return
-        self._files.use(job.names)
+        self._files.use(job.files)
 
     # ---- Any thread ---------------------------------------------------------------------------
 
@@ -288,6 +341,18 @@ class Prefixes:
         bits = np.packbits(flags.reshape(n, BLOCK), axis=1)
         blocks = np.ascontiguousarray(ids[: n * BLOCK], dtype="<i4").reshape(n, BLOCK)
         return chain(root, (a.tobytes() + b.tobytes() for a, b in zip(blocks, bits, strict=True)))
+
+    def _end(self, name: str) -> str:
+        """The file of a block behind which sequences can go on: with states, if there are any."""
+        if not self._has_states:
+            return name
+        return hashlib.sha256(b"with states" + bytes.fromhex(name)).hexdigest()
+
+    def _ends(self, names: Sequence[str], files: Sequence[str]) -> frozenset[str]:
+        """Those of a sequence's files behind which it can go on."""
+        return frozenset(
+            file for name, file in zip(names, files, strict=True) if file == self._end(name)
+        )
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Writes what waits, for so many seconds; the engine must still run."""

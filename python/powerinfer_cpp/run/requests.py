@@ -31,7 +31,8 @@ class Request:
     makes what guesses the tokens of one text; or None. generated: bool [n], which ids of the prompt
     were generated; None: none. endless: ids alone, without text, until the criteria end them.
     owner: whose prefixes may be used. sender: who takes turns with others.
-    last_n: tokens that get penalties, -1: all; None: as many as usual.
+    last_n: tokens that get penalties, -1: all; None: as many as usual. shared: positions of the
+    prompt where other ones are expected to go on in another way.
     """
 
     ids: Sequence[int]
@@ -53,6 +54,7 @@ class Request:
     owner: str = ""
     sender: str = ""
     last_n: int | None = None
+    shared: Sequence[int] = ()
 
 
 @dataclass

@@ -17,6 +17,7 @@ from ..core.log import logger
 from ..core.model import Model
 from ..core.plan import memory_plan
 from ..core.sampler import Samplers
+from ..core.state import REPLAYED
 from ..text.answers import Plan
 from ..text.prompts import Prompts
 from .drafts import Drafts, LlamaDraftModel, draft_model
@@ -111,7 +112,10 @@ class Runtime:
         """What guesses tokens of a text; None: nothing does."""
         if self.draft is None or self.options.session["record"]:
             return None
-        return Drafts(self.draft, self.options.session["n_batch"], self.model.n_vocab)
+        most = self.options.session["n_batch"]
+        if self.model.has_states:  # what is guessed wrongly is cut off
+            most = min(most, REPLAYED)
+        return Drafts(self.draft, most, self.model.n_vocab)
 
     # ---- What computes -------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import numpy as np
 from ..core.errors import ContextOverflowError, RequestError
 from ..core.sampler import Samplers
 from ..core.session import Session
+from ..core.state import checkpoint_flags
 from ..core.work import Work
 from ..text.completion import Piece
 from ..text.logprobs import choice
@@ -36,7 +37,12 @@ IDLE_SECONDS = 0.05  # the same while there is nothing else to do
 
 
 class Keeper(Protocol):
-    """Keeps prefixes beyond this process. Called by the thread that runs the scheduler."""
+    """Keeps prefixes beyond this process. Called by the thread that runs the scheduler.
+
+    step: the lengths of these are multiples of it.
+    """
+
+    step: int
 
     def computed(self, owner: str, seq: int, ids: np.ndarray, generated: np.ndarray) -> None:
         """A sequence holds these int32 ids [n]. generated: bool [n]."""
@@ -268,6 +274,10 @@ class Scheduler:
     def _begin(self, text: Generation) -> None:
         ticket, of = text.ticket, text.ticket.request
         text.seq, text.n_done = self._sequences.take(of.owner, text.ids.all, text.ids.generated)
+        text.checkpoints |= self._sequences.partings(text.seq, text.n_done)
+        if self._keeper is not None:
+            step = self._keeper.step
+            text.checkpoints = {at - at % step for at in text.checkpoints if at >= step}
         if of.echo and text.index == 0 and len(text.ids) == text.n_prompt:
             self._session.truncate(0, text.seq)  # all of its logits are needed
             text.n_done, ticket.echoed = 0, [choice(of.ids[0], None, of.n_top or 0)]
@@ -345,7 +355,7 @@ class Scheduler:
         total = sum(rows.values())
         ids, seqs = np.empty(total, np.int32), np.empty(total, np.int32)
         keep, generated = np.zeros(total, bool), np.empty(total, bool)
-        at = 0
+        checkpoint, at = np.zeros(total, bool), 0
         for text, n in rows.items():
             part, done = slice(at, at + n), text.n_done
             if text.writes:
@@ -356,11 +366,14 @@ class Scheduler:
                 generated[part] = text.ids.generated[done : done + n]
                 keep[part] = self._echoes(text)
                 keep[at + n - 1] |= n == text.n_left
+                kept_before = checkpoint_flags(done, n, text.checkpoints)
+                if kept_before is not None:
+                    checkpoint[part] = kept_before
             seqs[part] = text.seq
             at += n
         begin = time.perf_counter()
         try:
-            self._session.eval(ids, keep, seqs, generated)
+            self._session.eval(ids, keep, seqs, generated, checkpoint)
         except ContextOverflowError:  # nothing was computed
             if any(text.guessed.size for text in rows):
                 for text in [t for t in rows if t.writes]:

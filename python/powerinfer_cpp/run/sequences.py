@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core.session import Session
+from ..core.state import NEAR, parting
 
 MOST_SEQUENCES = 256  # of a session
 
@@ -25,6 +26,7 @@ class Sequences:
         self._session = session
         self._free = list(range(n_seq))[::-1]
         self._owner: dict[int, str] = {}  # of sequences in use and kept ones
+        self._prompt: dict[int, np.ndarray] = {}  # what these were taken for
         self._kept: OrderedDict[int, None] = OrderedDict()  # oldest first
         self.when_dropped: Callable[[int], None] | None = None  # called with its number
 
@@ -43,23 +45,38 @@ class Sequences:
 
         At least the last position is left to compute.
         """
-        best, found = 0, None
+        best, found, before = 0, None, len(ids) - 1
         for seq, of in self._owner.items():
-            same = self._session.match(ids, generated, seq) if of == owner else 0
+            known = ids[:before], generated[:before]
+            same = self._session.match(*known, seq) if of == owner else 0
             if same > best:
                 best, found = same, seq
-        best = min(best, len(ids) - 1)
         if found in self._kept:
-            if self._session.length(found) <= best + 1:  # its text goes on
+            if self._session.length(found) <= best + 1 or self._is_next_turn(found, best):
                 del self._kept[found]
                 self._session.truncate(best, found)
+                self._prompt[found] = ids
                 return found, best
             self._kept.move_to_end(found)
         seq = self._unused(found)
-        self._owner[seq] = owner
+        self._owner[seq], self._prompt[seq] = owner, ids
         if found is not None:
             self._session.copy(found, seq, best)
         return seq, best
+
+    def _is_next_turn(self, seq: int, best: int) -> bool:
+        """Does a text that begins with so many positions of a sequence that is kept go on from all
+        of its prompt, and would take the place of another that is kept?"""
+        return not self._free and best + NEAR >= len(self._prompt[seq])
+
+    def partings(self, seq: int, done: int) -> set[int]:
+        """Where the prompt of a sequence, which has so many positions, parts from others of its
+        owner: later ones may begin in the same way."""
+        found: set[int] = set()
+        for other, ids in self._prompt.items():
+            if other != seq and self._owner[other] == self._owner[seq]:
+                found |= parting(ids, self._prompt[seq], done)
+        return {max(found)} if found else found
 
     def keep(self, seq: int) -> None:
         """Ends the use of a sequence; later prompts may begin with its positions."""
@@ -90,23 +107,30 @@ class Sequences:
         if self.when_dropped is not None:
             self.when_dropped(seq)
         self._kept.pop(seq, None)
-        del self._owner[seq]
+        del self._owner[seq], self._prompt[seq]
         self._free.append(seq)
 
 
 def fields(
-    n_parallel: int, n_ctx: int, n_kv: int | None, n_batch: int, n_pins: int = 0
+    n_parallel: int,
+    n_ctx: int,
+    n_kv: int | None,
+    n_batch: int,
+    n_pins: int = 0,
+    has_states: bool = False,
 ) -> dict[str, Any]:
     """Fields of a session for so many texts at the same time, and as many prefixes as it can hold.
 
     n_kv: positions of all together; None: n_parallel * n_ctx. n_pins: further sequences, the last
-    ones. Raises ValueError if there cannot be so many.
+    ones. has_states: each sequence takes memory for states of layers, so only as many prefixes are
+    kept as `take` needs. Raises ValueError if there cannot be so many.
     """
     if n_pins and n_parallel + 1 + n_pins > MOST_SEQUENCES:
         most = MOST_SEQUENCES - 1 - n_pins
         raise ValueError(f"n_parallel may be at most {most} where prompts are kept on disk")
     n_kv = n_parallel * n_ctx if n_kv is None else n_kv
     n_batch = max(n_batch, 2 * n_parallel + 1)  # a prompt goes on beside texts that are written
-    n_seq = min(MOST_SEQUENCES, max(2 * n_parallel, n_parallel + 32) + n_pins)
+    most = n_parallel + 2 if has_states else max(2 * n_parallel, n_parallel + 32)
+    n_seq = min(MOST_SEQUENCES, most + n_pins)
     n_logits = min(n_batch, n_parallel + 32)
     return {"n_seq": n_seq, "n_kv": max(n_kv, n_ctx), "n_batch": n_batch, "n_logits": n_logits}

@@ -23,7 +23,7 @@ from ..run import sequences
 from ..run.engine import Engine
 from ..run.options import Options
 from ..run.prefix_files import PrefixFiles
-from ..run.prefixes import N_PINS, Prefixes, room_for
+from ..run.prefixes import N_PINS, N_PINS_WITH_STATES, Prefixes, room_for
 from ..run.requests import Request, Ticket, Update, n_following
 from ..run.runtime import Runtime
 from ..run.scheduler import Scheduler
@@ -67,11 +67,14 @@ class ServedModel:
         given = Options(model_path, **options)
         if given.chat_handler is not None and given.named_format is None:
             raise ValueError("chat_handler: a server takes one that a formatter makes, no other")
-        n_ctx, n_pins = given.session["n_ctx"], N_PINS if prefix_files is not None else 0
-        if n_ctx == 0:
-            with Gguf(given.model_path) as gguf:
-                n_ctx = gguf.n_ctx_train
-        shared = sequences.fields(n_parallel, n_ctx, n_kv, given.session["n_batch"], n_pins)
+        with Gguf(given.model_path) as gguf:
+            n_ctx, has_states = given.session["n_ctx"] or gguf.n_ctx_train, gguf.has_states
+        n_pins = N_PINS_WITH_STATES if has_states else N_PINS
+        if prefix_files is None:
+            n_pins = 0
+        shared = sequences.fields(
+            n_parallel, n_ctx, n_kv, given.session["n_batch"], n_pins, has_states
+        )
         fields = {**given.session, **shared}
         self.records = "device" not in given.model
         if self.records:  # what `watch` sees takes memory from the beginning
@@ -88,7 +91,8 @@ class ServedModel:
             self._session.record(False)
         self.prefixes = None
         if prefix_files is not None:
-            self.prefixes = self._new_prefixes(prefix_files, owner_key, fields)
+            pins = range(fields["n_seq"] - n_pins, fields["n_seq"])
+            self.prefixes = self._new_prefixes(prefix_files, owner_key, fields, pins)
         self.scheduler = Scheduler(
             self._session,
             fields["n_seq"] - n_pins,
@@ -127,12 +131,13 @@ class ServedModel:
         limit: ThoughtLimit | None = None,
         owner: str = "",
         last_n: int | None = None,
+        shared: Sequence[int] = (),
     ) -> Request:
         """A request for the engine; arguments as for `create_completion`, but max_tokens=0 asks
         for the prompt alone, and a suffix may be empty. shown: control tokens that are part of the
         text. begin: how the text before the suffix begins. criteria: ends the text where it says
-        so. last_n: tokens that get penalties. limit: of thoughts. Raises RequestError for what
-        cannot be used."""
+        so. last_n: tokens that get penalties. limit: of thoughts. shared: how many characters of
+        the prompt others begin with. Raises RequestError for what cannot be used."""
         with about_request():
             if suffix is None:
                 ids = self._checked_ids(prompt)
@@ -167,7 +172,11 @@ class ServedModel:
             drafts=self.runtime.new_drafts,
             owner=owner,
             last_n=last_n,
+            shared=self._shared(prompt, ids, shared),
         )
+
+    def _shared(self, prompt: Text, ids: Sequence[int], lengths: Sequence[int]) -> Sequence[int]:
+        return self.prompts.positions(self.prompts.text(prompt), ids, lengths) if lengths else ()
 
     def turn(
         self,
@@ -331,7 +340,11 @@ class ServedModel:
         self.close()
 
     def _new_prefixes(
-        self, files: PrefixFiles, owner_key: Callable[[str], bytes], fields: Mapping[str, Any]
+        self,
+        files: PrefixFiles,
+        owner_key: Callable[[str], bytes],
+        fields: Mapping[str, Any],
+        pins: Sequence[int],
     ) -> Prefixes | None:
         """What keeps prefixes on disk. None, with a warning, where there is no memory for it."""
         session, given = self._session, self.runtime.options
@@ -349,9 +362,9 @@ class ServedModel:
                 session.save() + about,
                 owner_key,
                 masked=self.model.has_predictors and SPARSE_MODES[fields["sparse"]] == "auto",
-                pins=range(fields["n_seq"] - N_PINS, fields["n_seq"]),
+                pins=pins,
                 n_kv=fields["n_kv"],
-                position_bytes=_position_bytes(self.model.plan(**fields), fields["n_kv"]),
+                **_prefix_bytes(self.model.plan(**fields), fields),
             )
         except OutOfMemoryError as error:
             files.warn(f"prompts are not kept on disk: {error}")
@@ -365,12 +378,14 @@ def _rows_for_prefixes(given: Options, session: dict[str, Any]) -> int:
     with Gguf(given.model_path) as gguf:
         tokens = gguf.value("tokenizer.ggml.tokens")
     row = 4 * max(1, len(tokens) if isinstance(tokens, list) else 1)
-    return -(-room_for(_position_bytes(plan, session["n_kv"])) // row)
+    return -(-room_for(**_prefix_bytes(plan, session)) // row)
 
 
-def _position_bytes(plan: Mapping[str, Any], n_kv: int) -> int:
-    """Bytes of a position in the cache."""
-    return sum(plan[tier].get("kv", 0) for tier in ("ram", "gpu")) // n_kv
+def _prefix_bytes(plan: Mapping[str, Any], session: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of a position in the cache, and of a sequence's states, of which there are two."""
+    kv = sum(plan[tier].get("kv", 0) for tier in ("ram", "gpu"))
+    states = plan["ram"].get("states", 0) // (2 * session["n_seq"])
+    return {"position_bytes": kv // session["n_kv"], "state_bytes": states}
 
 
 class _Asked:

@@ -8,11 +8,14 @@ from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
+
 from ..core.checks import whole
 from ..core.log import say
 from ..core.logits import LogitBias, LogitsProcessorList, LogitsProcessors, combined
 from ..core.model import Model
 from ..core.session import as_tokens
+from ..core.state import common_prefix
 from . import chat
 from .grammar import LlamaGrammar
 from .infill import FimTokens, fim_tokens, infill_ids
@@ -183,6 +186,11 @@ class Prompts:
             ids = [bos, *ids]
         return ids
 
+    def positions(self, text: str, ids: Sequence[int], lengths: Iterable[int]) -> list[int]:
+        """How many of a prompt's ids the first characters of its text have; lengths: of these."""
+        known = np.asarray(ids)
+        return [common_prefix(known, np.asarray(self.ids(text[:n]))) for n in set(lengths)]
+
     def text(self, prompt: Text) -> str:
         """The text of a prompt."""
         if isinstance(prompt, str):
@@ -234,7 +242,15 @@ class Prompts:
         """The prompt of a chat, and how its answer is constrained and read."""
         request = ToolRequest.of(tools, tool_choice, parallel_tool_calls)
         used = chat_format or self.format(request)
-        return prepare(used, messages, request, self.control_tokens, grammar, thinking)
+        return prepare(
+            used,
+            messages,
+            request,
+            self.control_tokens,
+            grammar,
+            thinking,
+            compare=self._model.has_states,
+        )
 
     def format(self, request: ToolRequest | None) -> chat.ChatFormat:
         """The chat's format; some files have a template of their own for requests with tools."""

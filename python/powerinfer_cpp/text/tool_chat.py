@@ -1,11 +1,15 @@
 """One turn of a chat: its prompt, its grammar, and the parser of its thoughts and calls."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ..core.logits import StoppingCriteriaList
 from ..core.model import Model
+from ..core.state import common_prefix
 from .chat import ChatFormat, Message, Prompt, check_messages
 from .grammar import LlamaGrammar
 from .template import TemplateError
@@ -32,7 +36,8 @@ class Turn:
 
     shown: ids of control tokens that are part of the text, by their texts. criteria: functions of
     the format that end the answer. limit: of its thoughts, for which a grammar waits; None: there
-    is nothing to watch.
+    is nothing to watch. shared: how many characters of the text other prompts are expected to
+    begin with.
     """
 
     text: str
@@ -42,6 +47,7 @@ class Turn:
     shown: dict[str, int] = field(default_factory=dict)
     criteria: StoppingCriteriaList | None = None
     limit: ThoughtLimit | None = None
+    shared: tuple[int, ...] = ()
 
 
 def prepare(
@@ -51,11 +57,13 @@ def prepare(
     control: Callable[[Iterable[str]], dict[str, int]],
     grammar: LlamaGrammar | None = None,
     thinking: Thinking | None = None,
+    compare: bool = False,
 ) -> Turn:
     """The turn that answers messages.
 
-    control: control_tokens of the model. grammar: one that the caller wants. Raises the errors of
-    the format, and ValueError if a forced call cannot be constrained.
+    control: control_tokens of the model. grammar: one that the caller wants. compare: finds what
+    the prompt shares with others. Raises the errors of the format, and ValueError if a forced call
+    cannot be constrained.
     """
     thinking = thinking or Thinking()
     forced = request is not None and request.forced
@@ -63,6 +71,11 @@ def prepare(
         raise ValueError("tool_choice forces a call, so there can be no other grammar")
     messages, begun = _begun(messages, thinking, forced or grammar is not None)
     prompt, style = _prompt(chat_format, messages, request, thinking)
+    shared = []
+    for other in _others(messages) if compare else ():
+        with suppress(ValueError):  # the format may refuse it
+            said = _prompt(chat_format, other, request, thinking)[0].text
+            shared.append(_common(prompt.text, said))
     tags: Thoughts | None = getattr(chat_format, "thoughts", None)
     text = prompt.text if begun is None else prompt.text + _beginning(begun, tags, prompt.text)
     if tags is not None and thinking.on is False and tags.opened_by(text):
@@ -90,7 +103,28 @@ def prepare(
     limit = None
     if tags is not None and (thinking.budget is not None or (opened and grammar is not None)):
         limit = ThoughtLimit(tags, opened, thinking.budget)
-    return Turn(text, prompt.stop, grammar, parser, shown, prompt.criteria, limit)
+    return Turn(text, prompt.stop, grammar, parser, shown, prompt.criteria, limit, tuple(shared))
+
+
+_OTHER = "\ue000"  # a text that begins like no other
+
+
+def _others(messages: Sequence[Message]) -> Iterable[Sequence[Message]]:
+    """Chats whose prompts are likely to be asked for, too: the next turn, for which templates may
+    leave out the thoughts of this one; and another last message of the user, which is what chats
+    with the same system prompt, or an edited message, differ in."""
+    answered = {"role": "assistant", "content": _OTHER}, {"role": "user", "content": _OTHER}
+    yield [*messages, *answered]
+    last = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=None)
+    if last is not None:
+        yield [*messages[:last], {**messages[last], "content": _OTHER}, *messages[last + 1 :]]
+
+
+def _common(a: str, b: str) -> int:
+    """How many characters two texts begin with alike."""
+    return common_prefix(
+        *(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4") for text in (a, b))
+    )
 
 
 # What gpt-oss knows instead.

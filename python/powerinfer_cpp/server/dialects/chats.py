@@ -43,6 +43,7 @@ def chat_request(model: ServedModel, turn: Turn, stops: Sequence[str], **options
         shown=turn.shown,
         criteria=turn.criteria,
         limit=turn.limit,
+        shared=turn.shared,
         **options,
     )
 
