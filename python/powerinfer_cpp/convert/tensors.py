@@ -138,6 +138,23 @@ def row_order(name: str, weight: Weight, order: np.ndarray | None) -> Output:
     return Output(name, (len(order), *weight.shape[1:]), rows)
 
 
+def column_order(name: str, weight: Weight, order: np.ndarray) -> Output:
+    """A matrix whose column c is column order[c] of the checkpoint."""
+    return Output(
+        name, weight.shape, lambda a, b: widen(weight.stored()[a:b][:, order], weight.bf16)
+    )
+
+
+def computed(name: str, weight: Weight, function: Callable[[np.ndarray], np.ndarray]) -> Output:
+    """A vector, each value of which is a function of the checkpoint's, given in float64."""
+
+    def rows(_a: int, _b: int) -> np.ndarray:
+        stored = widen(weight.stored(), weight.bf16).astype(np.float64)
+        return function(stored).astype(np.float32)[None]
+
+    return Output(name, weight.shape, rows)
+
+
 def transposed(name: str, weight: Weight) -> Output:
     """A matrix whose rows are the checkpoint's columns."""
 

@@ -32,6 +32,10 @@ class Weight:
         shape = (end - first, *self.shape[1:])
         return replace(self, shape=shape, stored=lambda: self.stored()[first:end])
 
+    def reshaped(self, *shape: int) -> "Weight":
+        """The same values in another shape."""
+        return replace(self, shape=shape, stored=lambda: self.stored().reshape(shape))
+
 
 def unread() -> np.ndarray:
     """Stands for the values of a tensor that nobody may read."""

@@ -3,6 +3,7 @@
 from ...core.errors import UnsupportedModelError
 from ..config import Config
 from .deepseek import DeepSeekV2, DeepSeekV3, Glm4MoeLite, Mistral4
+from .delta_net import Qwen3Next, Qwen35, Qwen35Moe
 from .dense import Apertus, Cohere2, Exaone4, Glm4, Ministral3, Olmo2, Olmo3, SeedOss, SmolLm3
 from .ernie import Ernie, ErnieMoe
 from .falcon import Falcon
@@ -13,6 +14,7 @@ from .gpt2 import Gpt2
 from .gpt_oss import GptOss
 from .granite import Granite, GraniteMoe
 from .hunyuan import Hunyuan, HunyuanMoe
+from .lfm2 import Lfm2, Lfm2Moe
 from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3, TurboSparseMixtral
 from .mixtures import Dots1, Glm4Moe, MiniMaxM2, Olmoe, Qwen2Moe, Qwen3Moe
 from .opt import Opt
@@ -34,6 +36,13 @@ FAMILIES: dict[str, type[Family]] = {
     "qwen3": Qwen3,
     "qwen3_moe": Qwen3Moe,
     "qwen2_moe": Qwen2Moe,
+    "qwen3_next": Qwen3Next,
+    "qwen3_5": Qwen35,  # with images; the text part is converted
+    "qwen3_5_text": Qwen35,
+    "qwen3_5_moe": Qwen35Moe,  # with images; the text part is converted
+    "qwen3_5_moe_text": Qwen35Moe,
+    "lfm2": Lfm2,
+    "lfm2_moe": Lfm2Moe,
     "glm4_moe": Glm4Moe,
     "olmoe": Olmoe,
     "ernie4_5": Ernie,

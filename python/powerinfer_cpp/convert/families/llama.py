@@ -32,8 +32,10 @@ class Llama(Family):
     norm_bias = False
     ffn_norm = "ffn_norm"  # GGUF's name of the norm before the feed-forward block
     parallel = False  # attention and FFN read the same norm's output
+    gates_attention = False  # behind each head's query are as many rows of a gate
     activation_key = "hidden_act"
     prefix = "model"  # of the checkpoint's names
+    attention_out = "o_proj"  # its output matrix in the checkpoint
     expert_parts = {"gate": "gate", "up": "up", "down": "down"}
 
     def __init__(self, config: Config):
@@ -90,7 +92,7 @@ class Llama(Family):
 
     def attention(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
         for part, heads, turns in (
-            ("q", self.n_head, True),
+            ("q", self.n_head * (2 if self.gates_attention else 1), True),
             ("k", self.n_head_kv, True),
             ("v", self.n_head_kv, False),
         ):
@@ -104,9 +106,8 @@ class Llama(Family):
                 name = f"{block}.attn_{part}_norm.weight"
                 yield self.head_norm(weights, f"{theirs}.{part}", heads, name)
         shape = (self.n_embd, self.n_q)
-        yield from self.linear(
-            weights, f"{theirs}.o_proj", f"{block}.attn_output", shape, self.o_bias
-        )
+        name = f"{theirs}.{self.attention_out}"
+        yield from self.linear(weights, name, f"{block}.attn_output", shape, self.o_bias)
 
     def head_norm(self, weights: Weights, theirs: str, _heads: int, ours: str) -> Output:
         """The norm over each head of queries or keys."""

@@ -151,7 +151,18 @@ class Qwen3Moe(QwenMoe, Qwen3):
     architecture = "qwen3moe"
 
 
-class Qwen2Moe(QwenMoe, Qwen2):
+class GatedSharedExpert:
+    """What the shared expert gives is multiplied by a number that the row says."""
+
+    n_embd: int
+
+    def shared_expert(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
+        yield from super().shared_expert(weights, theirs, block)  # type: ignore[misc]
+        weight = weights.take(f"{theirs}_gate.weight", 1, self.n_embd)
+        yield from_weight(f"{block}.ffn_gate_inp_shexp.weight", weight.of(0))
+
+
+class Qwen2Moe(GatedSharedExpert, QwenMoe, Qwen2):
     architecture = "qwen2moe"
     shared = "mlp.shared_expert"
     normalises = False
@@ -170,11 +181,6 @@ class Qwen2Moe(QwenMoe, Qwen2):
         kinds = [i % 2 == 0 and i < n for i in range(self.n_layer)]
         names = ["sliding_attention" if slides else "full_attention" for slides in kinds]
         return read_window(config.completed(layer_types=names), self.n_layer, self.n_ctx)
-
-    def shared_expert(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
-        yield from super().shared_expert(weights, theirs, block)
-        weight = weights.take(f"{theirs}_gate.weight", 1, self.n_embd)
-        yield from_weight(f"{block}.ffn_gate_inp_shexp.weight", weight.of(0))
 
 
 class WholeRowNorms:
