@@ -60,6 +60,10 @@ RULES = {
     "starcoder": [r"\p{N}", GPT2],
     "llama-bpe": [LLAMA3],
     "qwen2": [LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")],
+    "qwen35": [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|"
+        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
     "gpt-4o": [GPT4O],
     "tekken": [GPT4O.replace(ENDING, "").replace("{1,3}", "")],
     "seed-coder": [

@@ -88,6 +88,16 @@ KNOWN: dict[str, tuple[dict[str, Any], bool]] = {
     "llama-bpe": (sequence(isolated(WORDS % "{1,3}"), byte_level(False)), True),
     "smaug-bpe": (sequence(isolated(WORDS % "{1,3}"), byte_level(False)), False),
     "qwen2": (sequence(isolated(WORDS % ""), byte_level(False)), False),
+    "qwen35": (
+        sequence(
+            isolated(
+                r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+                r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+            byte_level(False),
+        ),
+        False,
+    ),
     "gpt-4o": (sequence(isolated(CASED), byte_level(False)), False),
     "kimi-k2": (
         sequence(

@@ -90,6 +90,10 @@ bool space(const Char& c) {
 bool symbol(const Char& c) {
     return c.kind == CharKind::other || c.kind == P || c.kind == M || c.kind == Y;
 }
+// [^\s\p{L}\p{M}\p{N}]
+bool symbol_but_mark(const Char& c) {
+    return symbol(c) && c.kind != M;
+}
 // [\p{L}\p{M}]
 bool letter_or_mark(const Char& c) {
     return letter(c) || c.kind == M;
@@ -267,12 +271,12 @@ const Char* lines_or_spaces(const Char* at, const Char* end) {
     return last > at ? last : spaces(at, end);
 }
 
-// \p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[tail]*|\s*[\r\n]+|\s+(?!\S)|\s+
-template <ptrdiff_t digits, Is tail>
+// \p{N}{1,digits}| ?[sign]+[tail]*|\s*[\r\n]+|\s+(?!\S)|\s+
+template <ptrdiff_t digits, Is tail, Is sign = symbol>
 const Char* not_a_word(const Char* at, const Char* end) {
     const Char* last = some_digits<digits>(at, end);
     if (last > at) return last;
-    last = led_run<blank, symbol>(at, end);
+    last = led_run<blank, sign>(at, end);
     return last > at ? skip<tail>(last, end) : lines_or_spaces(at, end);
 }
 
@@ -283,6 +287,14 @@ const Char* llama3_piece(const Char* at, const Char* end) {
     const Char* last = contraction<true>(at, end);
     if (last == at) last = led_run<word_lead, letter>(at, end);
     return last > at ? last : not_a_word<digits, line_break>(at, end);
+}
+
+// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|
+// \p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+const Char* qwen35_piece(const Char* at, const Char* end) {
+    const Char* last = contraction<true>(at, end);
+    if (last == at) last = led_run<word_lead, letter_or_mark>(at, end);
+    return last > at ? last : not_a_word<1, line_break, symbol_but_mark>(at, end);
 }
 
 // U*D+
@@ -436,6 +448,7 @@ const PreTokenizer rules[] = {
      /*has_bos*/ false},
     {" qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan grok-2 solar-open ",
      {cut<llama3_piece<1>>}},
+    {" qwen35 ", {cut<qwen35_piece>}},
     {" kimi-k2 ", {cut<kimi_piece>}},
     {" deepseek-v3 hunyuan-dense joyai-llm ",
      {cut<some_digits<3>>, cut_runs<deepseek3_ideograph>, cut<deepseek3_piece>}},

@@ -23,6 +23,7 @@ PRE_NAMES = (
     "dbrx",
     "chatglm-bpe",
     "qwen2",
+    "qwen35",
     "stablelm2",
     "gpt-4o",
     "tekken",
@@ -39,6 +40,8 @@ _WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LLAMA3, _QWEN2 = _WORDS % r"\p{N}{1,3}", _WORDS % r"\p{N}"
+# The same with marks as parts of words.
+_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 # The rule of GPT-4o, of which words of one case are a part.
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = r"[^\r\n\p{L}\p{N}]?%s(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -63,6 +66,7 @@ _RULES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("runs of punctuation", _GPT2, _NUMBERS, "split [0-9][0-9][0-9]"), "falcon"),
     (("split " + _LLAMA3,), "smaug-bpe"),
     (("split " + _QWEN2,), "qwen2"),
+    (("split " + _QWEN35,), "qwen35"),
     (("split " + _GPT4O,), "gpt-4o"),
     (("split " + _TEKKEN,), "tekken"),
     (("split " + _SEED,), "seed-coder"),
