@@ -81,6 +81,19 @@ def array(key: str, element: str, value: Sequence[Any]) -> Entry:
     return Entry(key, GGUFValueType.ARRAY, value, GGUFValueType[element])
 
 
+def of_layers(key: str, values: list[int]) -> Entry:
+    """A number for all layers, or where they differ an array with one for each."""
+    return uint32(key, values[0]) if len(set(values)) == 1 else array(key, "INT32", values)
+
+
+def replaced(entries: Iterable[Entry], own: Iterable[Entry]) -> Iterator[Entry]:
+    """The entries, with those of `own` in the place of the ones with their keys, or behind them."""
+    left = {entry.key: entry for entry in own}
+    for entry in entries:
+        yield left.pop(entry.key, entry)
+    yield from left.values()
+
+
 def write_gguf(
     path: Path,
     architecture: str,

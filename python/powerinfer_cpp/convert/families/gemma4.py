@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..config import Config
 from ..rope import by_layer_type
 from ..tensors import Output, Weights, from_weight
-from ..writer import Entry, array, float32, uint32
+from ..writer import Entry, array, float32, of_layers, replaced, uint32
 from .dense import layer_windows
 from .llama import Llama
 
@@ -80,17 +80,10 @@ class Gemma4(Llama):
         return iter(())
 
     def entries(self) -> Iterator[Entry]:
-        own = {entry.key: entry for entry in self._own_entries()}
-        for entry in super().entries():
-            yield own.pop(entry.key, entry)
-        yield from own.values()
+        return replaced(super().entries(), self._own_entries())
 
     def _own_entries(self) -> Iterator[Entry]:
         assert self.rope
-
-        def of_layers(key: str, values: list[int]) -> Entry:
-            same = len(set(values)) == 1
-            return uint32(key, values[0]) if same else array(key, "INT32", values)
 
         yield of_layers("gemma4.feed_forward_length", self.widths)
         yield of_layers("gemma4.attention.head_count_kv", self.kv_heads)

@@ -36,6 +36,9 @@ class Llama(Family):
     activation_key = "hidden_act"
     prefix = "model"  # of the checkpoint's names
     attention_out = "o_proj"  # its output matrix in the checkpoint
+    last_norm = "norm"
+    mlp = "mlp"  # of a layer, in the checkpoint
+    gated = True  # feed-forward blocks have a gate
     expert_parts = {"gate": "gate", "up": "up", "down": "down"}
 
     def __init__(self, config: Config):
@@ -48,13 +51,17 @@ class Llama(Family):
             self.activation = config.activation(self.activation_key, self.default_activation)
         if self.head_dim % 2:
             raise self.refuse(f"an odd head_dim, {self.head_dim},")
-        self.rope = self.read_rope(self.default_theta)
+        self.rope = self.read_rope(self.default_theta) if self.uses_rope() else None
         self.window, self.slides = self.read_window()
         bias = config.flag("attention_bias")
         self.qkv_bias, self.o_bias = bias, bias
         self.mlp_bias = config.flag("mlp_bias")
         self.head_bias = False
         self.head_norms = False
+
+    def uses_rope(self) -> bool:
+        """Whether queries and keys rotate by their positions, in any layer."""
+        return True
 
     def read_norm_eps(self) -> float:
         return self.config.number("rms_norm_eps", default=self.default_eps)
@@ -66,12 +73,14 @@ class Llama(Family):
         return 0, []
 
     def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
-        yield self.embedding(weights, f"{self.prefix}.embed_tokens")
+        yield self.embedding(weights, f"{self.prefix}.{self.first.removesuffix('.weight')}")
         if self.rope:
             yield from self.rope.outputs()
         for i in range(self.n_layer):
             yield from self.layer(weights, f"{self.prefix}.layers.{i}", f"blk.{i}", transpose_down)
-        yield from self.norm(weights, f"{self.prefix}.norm", "output_norm", self.norm_bias)
+        yield from self.norm(
+            weights, f"{self.prefix}.{self.last_norm}", "output_norm", self.norm_bias
+        )
         yield from self.head(weights)
 
     def head(self, weights: Weights) -> Iterator[Output]:
@@ -116,14 +125,19 @@ class Llama(Family):
     def ffn(
         self, weights: Weights, theirs: str, block: str, transpose_down: bool
     ) -> Iterator[Output]:
-        for part in ("gate", "up"):
-            name, shape = f"{theirs}.mlp.{part}_proj", (self.n_ff_dense, self.n_embd)
+        for part in ("gate", "up") if self.gated else ("up",):
+            name, shape = f"{theirs}.{self.mlp}.{part}_proj", (self.n_ff_dense, self.n_embd)
             yield from self.linear(weights, name, f"{block}.ffn_{part}", shape, self.mlp_bias)
-        name = f"{theirs}.mlp.down_proj"
+        name = f"{theirs}.{self.mlp}.down_proj"
         yield from self.down(weights, name, block, transpose_down, self.mlp_bias)
         if self.keep_predictors:
-            name = f"{theirs}.mlp.predictor"
+            name = f"{theirs}.{self.mlp}.predictor"
             yield from self.own_predictor(weights, name, f"{block}.{{part}}.weight")
+
+    @property
+    def n_expert_in(self) -> int:
+        """Width of what experts read and give."""
+        return self.n_embd
 
     def experts(
         self, weights: Weights, router: str, expert: str, block: str, turn: bool
@@ -134,8 +148,9 @@ class Llama(Family):
         and down (expert_parts).
         """
         yield self.router_of(weights, router, block)
-        for part in ("gate", "up", "down"):
-            shape = (self.n_embd, self.n_ff) if part == "down" else (self.n_ff, self.n_embd)
+        for part in ("gate", "up", "down") if self.gated else ("up", "down"):
+            shape = (self.n_ff, self.n_expert_in)
+            shape = shape[::-1] if part == "down" else shape
             theirs = self.expert_parts[part]
             names = [expert.format(i=i, part=theirs) for i in range(self.n_expert)]
             yield stacked_experts(block, part, [weights.take(n, *shape) for n in names], turn)

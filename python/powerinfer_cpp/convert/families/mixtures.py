@@ -124,7 +124,7 @@ class Mixture(Llama):
         return weights.take(theirs, self.n_expert)
 
     def shared_expert(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
-        for part in ("gate", "up", "down"):
+        for part in ("gate", "up", "down") if self.gated else ("up", "down"):
             shape = (self.n_ff_shared, self.n_embd)
             shape = shape[::-1] if part == "down" else shape
             name, ours = f"{theirs}.{part}_proj", f"{block}.ffn_{part}_shexp"

@@ -31,14 +31,7 @@ class Arcee(Llama):
     architecture = "arcee"
     default_eps = 1e-5
     default_activation = "relu2"
-
-    def ffn(
-        self, weights: Weights, theirs: str, block: str, transpose_down: bool
-    ) -> Iterator[Output]:
-        name, shape = f"{theirs}.mlp.up_proj", (self.n_ff, self.n_embd)
-        yield from self.linear(weights, name, f"{block}.ffn_up", shape, self.mlp_bias)
-        name = f"{theirs}.mlp.down_proj"
-        yield from self.down(weights, name, block, transpose_down, self.mlp_bias)
+    gated = False
 
 
 class Nemotron(Arcee):
