@@ -281,8 +281,9 @@ typedef enum pi_record {
 
 /* The products of a layer that share an input. */
 typedef enum pi_input {
-    PI_INPUT_ATTENTION = 0,        /* of queries, keys and values: [n_embd] */
-    PI_INPUT_ATTENTION_OUTPUT = 1, /* [n_head * head_dim] */
+    PI_INPUT_ATTENTION = 0,        /* of queries, keys and values: [n_embd]; or of the matrices in
+                                    * the place of these, in layers with a state */
+    PI_INPUT_ATTENTION_OUTPUT = 1, /* [n_head * head_dim]; or of the matrix in that place */
     PI_INPUT_FFN = 2,              /* of gate and up: [n_embd] per expert */
     PI_INPUT_FFN_DOWN = 3,         /* [n_ff] per expert; of matrices, not of neuron rows */
     PI_INPUT_HEAD = 4              /* [n_embd], of the model; also of rows without logits */

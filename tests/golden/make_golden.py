@@ -30,6 +30,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+from delta_net_cases import DELTA_NETS  # noqa: E402
 from latent_cases import LATENTS  # noqa: E402
 from mixture_cases import GPT2, MIXTURES, STARCODER2  # noqa: E402
 from squared_relu_cases import SQUARED_RELU  # noqa: E402
@@ -291,6 +292,7 @@ CASES: dict[str, dict[str, Any]] = {
     **LATENTS,
     **SQUARED_RELU,
     "starcoder2": STARCODER2,
+    **DELTA_NETS,
 }
 
 
@@ -355,18 +357,23 @@ def checkpoint_logits(folder: Path, tokens: np.ndarray) -> np.ndarray:
 def randomise(model: Any, seed: int) -> None:
     """Fills all weights: matrices by their inputs, norms around 1, biases of a visible size.
 
-    Gemma's and Nemotron's norms add 1 to their weights; GPT-2's matrices are [inputs, outputs].
+    Gemma's, Nemotron's and Qwen3-Next's norms add 1 to their weights, these except inside delta
+    nets; GPT-2's matrices are [inputs, outputs].
     """
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    adds_one = model.config.model_type in ("gemma", "gemma2", "gemma3_text", "nemotron")
+    kinds = ("gemma", "gemma2", "gemma3_text", "nemotron", "qwen3_next", "qwen3_5_text")
+    adds_one = model.config.model_type in (*kinds, "qwen3_5_moe_text")
     for name, p in sorted(model.named_parameters()):
         values = torch.randn(p.shape, generator=generator)
         if name.endswith("scale"):
             p.data = 1 + 0.3 * values
         elif name.endswith(".weight") and p.dim() == 1:  # of a norm
-            p.data = (0 if adds_one else 1) + 0.2 * values
+            plus_one = adds_one and not name.endswith("linear_attn.norm.weight")
+            p.data = (0 if plus_one else 1) + 0.2 * values
+        elif name.endswith("A_log"):  # states that fade over some positions
+            p.data = 0.7 * values - 1.5
         elif name.endswith("bias") or p.dim() < 2:
             p.data = 0.3 * values
         elif any(part in name for part in ("embed", "lm_head", "wte", "wpe")):
@@ -378,7 +385,7 @@ def randomise(model: Any, seed: int) -> None:
             inputs = p.shape[0 if model.config.model_type == "gpt2" else -1]
             p.data = sharp / math.sqrt(inputs) * values
     for name, buffer in sorted(model.named_buffers()):
-        if name.endswith("correction_bias"):  # of the choice of experts
+        if name.endswith(("correction_bias", "expert_bias")):  # of the choice of experts
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
         elif name.endswith("layer_scalar"):
             buffer.copy_(1 + 0.3 * torch.randn(buffer.shape, generator=generator))

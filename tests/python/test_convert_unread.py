@@ -77,6 +77,10 @@ DECISIVE = [
     ("exaone4", "num_experts", 8),
     ("cohere2", "use_qk_norm", True),
     ("apertus", "sliding_window_size", 9),
+    ("qwen3-next", "residual_multiplier", 0.22),
+    ("qwen3-5", "num_experts", 8),
+    ("lfm2", "clip_qkv", 6.0),
+    ("lfm2-moe", "shared_expert_intermediate_size", 8),
     ("gemma4", "attention_multiplier", 0.1),
     ("gemma4-embeddings", "n_shared_experts", 1),
 ]
@@ -312,6 +316,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "phi3": {**_LLAMA, "rms_norm_eps": 1e-5, "sliding_window": None},
     "qwen2_moe": {**_LLAMA, "norm_topk_prob": False},
     "olmoe": {**_LLAMA, "rms_norm_eps": 1e-5, "norm_topk_prob": False},
+    "qwen3_next": {**_LLAMA, "intermediate_size": 8, "norm_topk_prob": True},
+    "qwen3_5_text": {**_LLAMA, "tie_word_embeddings": True},
+    "qwen3_5_moe_text": {**_LLAMA, "tie_word_embeddings": True},
+    "lfm2": {**_LLAMA, "norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": True},
+    "lfm2_moe": {
+        **_LLAMA,
+        "norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "routed_scaling_factor": 1.0,
+        "tie_word_embeddings": True,
+    },
     "glm4_moe": {**_LLAMA, "rms_norm_eps": 1e-5, "routed_scaling_factor": 1.0, "n_group": 1},
     "dots1": {
         **_LLAMA,

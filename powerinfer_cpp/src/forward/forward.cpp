@@ -126,16 +126,16 @@ void grow(const Pass& p, const Attention& a, float* q) {
     }
 }
 
-// Queries, and keys and values unless another layer has them.
+// Queries, and keys and values unless another layer has them. With gates queries are in by_head,
+// each with its gate behind it.
 void project_heads(const Pass& p, const Attention& a, const Input& x) {
     Workspace& b = p.work;
-    if (a.kv_of >= 0) return p.multiply(x, {{a.q, b.q, a.q_bias, a.q_scale}});
+    const ggml::Product q{a.q, a.gated ? b.by_head : b.q, a.q_bias, a.q_scale};
+    if (a.kv_of >= 0) return p.multiply(x, {q});
     if (a.v) {
-        p.multiply(x, {{a.q, b.q, a.q_bias, a.q_scale},
-                       {a.k, b.k, a.k_bias, a.k_scale},
-                       {a.v, b.v, a.v_bias, a.v_scale}});
+        p.multiply(x, {q, {a.k, b.k, a.k_bias, a.k_scale}, {a.v, b.v, a.v_bias, a.v_scale}});
     } else {
-        p.multiply(x, {{a.q, b.q, a.q_bias, a.q_scale}, {a.k, b.k, a.k_bias, a.k_scale}});
+        p.multiply(x, {q, {a.k, b.k, a.k_bias, a.k_scale}});
         std::copy_n(b.k, b.batch.n * a.k_dim(), b.v);
     }
     norm_and_rope(p, a, a.k_norm, a.n_head_kv, b.k);
@@ -143,6 +143,22 @@ void project_heads(const Pass& p, const Attention& a, const Input& x) {
         ggml::rms_norm(p.context, b.v, nullptr, p.model.config.norm_eps, b.batch.n * a.n_head_kv,
                        a.v_head_dim, b.v);
     }
+}
+
+// The queries of by_head, or their gates, in b.q.
+void take_queries(const Pass& p, const Attention& a, bool gates) {
+    Workspace& b = p.work;
+    const int64_t d = a.head_dim;
+    float* const from = b.by_head + (gates ? d : 0);
+    ggml::copy_heads(p.context, {from, a.q_rows(), 2 * d}, b.batch.n, a.n_head, d,
+                     {b.q, a.q_dim(), d});
+}
+
+// x *= sigmoid(gate), n floats.
+void gate_by_sigmoid(const Pass& p, float* x, const float* gate, int64_t n) {
+    p.context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) x[i] *= ggml::sigmoid(gate[i]);
+    });
 }
 
 // y = Wo . attention(Wq . x, Wk . x, Wv . x)
@@ -157,6 +173,7 @@ void attention(const Pass& p, int64_t layer, const Attention& a, const float* x,
         const bool q8 = a.q.quantised() || a.k.quantised() || a.v.quantised();
         const Input input = b.input.prepare(p.context, x, n, p.model.config.n_embd, q8);
         project_heads(p, a, input);
+        if (a.gated) take_queries(p, a, false);
         norm_and_rope(p, a, a.q_norm, a.n_head, b.q);
     }
     if (a.growth != 0) grow(p, a, b.q);
@@ -172,6 +189,10 @@ void attention(const Pass& p, int64_t layer, const Attention& a, const float* x,
                     b.q, b.attention, b.attended);
     if (a.latent) latent_results(p, a);
 
+    if (a.gated) {
+        take_queries(p, a, true);
+        gate_by_sigmoid(p, b.attended, b.q, n * a.out_dim());
+    }
     if (a.out_norm) {
         ggml::rms_norm(p.context, b.attended, a.out_norm, p.model.config.norm_eps, n, a.out_dim(),
                        b.attended);

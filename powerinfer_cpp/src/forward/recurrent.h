@@ -57,10 +57,17 @@ template <typename T>
 void recurrent(const Pass& p, int64_t layer, const T& part, const float* x, float* y) {
     const StateLayout& layout = p.states.layout();
     const auto i = size_t(layer);
+    // What is beside attention reads its input, and has no place for squares of its own.
+    const bool alone = !p.model.layers[i].find<Attention>();
+    const int64_t n = p.work.batch.n;
+    if (alone) p.record.squares(p.context, PI_INPUT_ATTENTION, layer, 0, x, n);
     project(p, part, x);
     keep_entering(p.work.by_sequence, layout.entering[i], entering(p.work, part));
-    fold({p.context, p.model, p.work, p.work.batch.n, layout.state[i]}, part);
+    fold({p.context, p.model, p.work, n, layout.state[i]}, part);
     finish(p, part, y);
+    // finish() leaves there what its last product has read.
+    if (!alone) return;
+    p.record.squares(p.context, PI_INPUT_ATTENTION_OUTPUT, layer, 0, p.work.folded, n);
 }
 
 }  // namespace powerinfer

@@ -4,10 +4,24 @@
 
 namespace powerinfer {
 
+namespace {
+
+int64_t folded(const ShortConvolution& s) {
+    return s.channels;
+}
+int64_t folded(const Mamba2& s) {
+    return s.inner();
+}
+int64_t folded(const DeltaNet& s) {
+    return s.v_dim();
+}
+
+}  // namespace
+
 StateSizes state_sizes(const Layer& layer) {
     StateSizes found;
     const auto find = [&](const auto* part) {
-        if (part) found = {part->state(), part->entering()};
+        if (part) found = {part->state(), part->entering(), folded(*part)};
     };
     find(layer.find<ShortConvolution>());
     find(layer.find<Mamba2>());
@@ -28,6 +42,7 @@ LargestSizes largest_sizes(const std::vector<Layer>& layers) {
                                   raise(most.v_head_dim, a.v_head_dim);
                                   raise(most.attended, a.attended_dim());
                                   raise(most.out_dim, a.out_dim());
+                                  if (a.gated) raise(most.by_head, a.q_rows());
                                   if (!a.latent) return raise(most.v_dim, a.v_dim());
                                   const Latent& l = *a.latent;
                                   raise(most.latent, a.v_head_dim);
@@ -54,8 +69,8 @@ LargestSizes largest_sizes(const std::vector<Layer>& layers) {
                               },
                               [&](const DeltaNet& s) {
                                   raise(most.entering, s.entering());
-                                  raise(most.beside, s.v_dim());
-                                  raise(most.folded, s.v_dim());
+                                  raise(most.beside, s.v_dim() + 2 * s.n_v_head);
+                                  raise(most.folded, s.by_head_dim());
                               }},
                        part.op);
         }

@@ -63,6 +63,9 @@ struct Attention {
     const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr, *o_bias = nullptr;
     // One number each, that multiplies the product.
     const float *q_scale = nullptr, *k_scale = nullptr, *v_scale = nullptr, *o_scale = nullptr;
+    // Behind the rows of each head of q are as many of a gate, by whose sigmoid what the head gives
+    // is multiplied.
+    bool gated = false;
     // With a latent q has [n_head * (nope + the values that rotate), q_rank or n_embd], there is no
     // v, and k_norm is the latent's.
     std::optional<Latent> latent;
@@ -73,6 +76,7 @@ struct Attention {
     const float* out_norm = nullptr;  // [out_dim], RMSNorm of what the heads give, before o
 
     int64_t q_dim() const { return n_head * head_dim; }
+    int64_t q_rows() const { return gated ? 2 * q_dim() : q_dim(); }
     int64_t k_dim() const { return n_head_kv * head_dim; }
     int64_t v_dim() const { return n_head_kv * v_head_dim; }
     int64_t attended_dim() const { return n_head * v_head_dim; }
@@ -179,19 +183,24 @@ struct Mamba2 {
 // A gated delta net (arXiv 2412.06464): q, k, v = silu(conv(qkv . x)), z = gate . x; for each head
 // of v S = exp(g) S, S = S + k (x) beta (v - S^T k), y = S^T q; out . (norm(y) * silu(z)).
 struct DeltaNet {
-    int64_t n_k_head = 0, n_v_head = 0, head_dim = 0;
+    int64_t n_k_head = 0, n_v_head = 0;    // of queries and keys; of values, a multiple
+    int64_t head_dim = 0, v_head_dim = 0;  // values of a query and of a key; of a value
     int64_t taps = 0;
     bool tiled = false;           // v head h is served by k head h mod n_k_head; or h / (n_v / n_k)
     ggml::Matrix qkv, gate, out;  // [channels, n_embd], [v_dim, n_embd], [n_embd, v_dim]
     ggml::Matrix beta, alpha;     // [n_v_head, n_embd]
-    const float* conv = nullptr;  // [channels, taps]
+    // In their place, the rows of each head of keys together: of q, k, its heads of v, those of z;
+    // of beta, alpha.
+    ggml::Matrix by_head, beta_alpha;              // [by_head_dim, n_embd], [2 n_v_head, n_embd]
+    const float* conv = nullptr;                   // [channels, taps]
     const float *dt_bias = nullptr, *a = nullptr;  // [n_v_head]; a < 0
-    const float* norm = nullptr;                   // [head_dim]
+    const float* norm = nullptr;                   // [v_head_dim]
 
     int64_t k_dim() const { return n_k_head * head_dim; }
-    int64_t v_dim() const { return n_v_head * head_dim; }
+    int64_t v_dim() const { return n_v_head * v_head_dim; }
     int64_t channels() const { return 2 * k_dim() + v_dim(); }
-    int64_t state() const { return (taps - 1) * channels() + n_v_head * head_dim * head_dim; }
+    int64_t by_head_dim() const { return channels() + v_dim(); }
+    int64_t state() const { return (taps - 1) * channels() + head_dim * v_dim(); }
     int64_t entering() const { return channels() + 2 * n_v_head; }
 };
 
@@ -240,10 +249,10 @@ struct Layer {
     }
 };
 
-// What a layer keeps of a sequence, and what of a row enters it: floats. A layer has at most one
-// part with a state; 0: none.
+// What a layer keeps of a sequence, what of a row enters it, and what its output matrix reads of
+// what was folded: floats. A layer has at most one part with a state; 0: none.
 struct StateSizes {
-    int64_t state = 0, entering = 0;
+    int64_t state = 0, entering = 0, folded = 0;
 };
 StateSizes state_sizes(const Layer& layer);
 

@@ -51,8 +51,9 @@ Recorder::Recorder(ggml::Carver& carver, const Model& model, const pi_session_pa
 void Recorder::plan_squares(ggml::Carver& carver, const Model& model) {
     for (const Layer& layer : model.layers) {
         const auto* a = layer.find<Attention>();
-        squares_[PI_INPUT_ATTENTION].push_back({a ? n_embd_ : 0});
-        squares_[PI_INPUT_ATTENTION_OUTPUT].push_back({a ? a->out_dim() : 0});
+        const int64_t folded = state_sizes(layer).folded;
+        squares_[PI_INPUT_ATTENTION].push_back({a || folded ? n_embd_ : 0});
+        squares_[PI_INPUT_ATTENTION_OUTPUT].push_back({a ? a->out_dim() : folded});
     }
     for (const Part& part : parts_) {
         squares_[PI_INPUT_FFN].push_back({n_embd_, part.n_blocks});

@@ -34,7 +34,9 @@ bool lacks_norm_bias(const Model& m) {
 std::string reason(const Model& m, const Attention& attention) {
     const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, growth, growth_ctx, v_norm,
                  kv_of, scale, softcap, sinks, q, k, v, o, q_bias, k_bias, v_bias, o_bias, q_scale,
-                 k_scale, v_scale, o_scale, latent, q_norm, k_norm, norms, out_norm] = attention;
+                 k_scale, v_scale, o_scale, gated, latent, q_norm, k_norm, norms, out_norm] =
+        attention;
+    if (gated) return "attention whose results are gated keeps to the CPU";
     if (latent) return "attention over latents keeps to the CPU";
     // The arrays of attention in shared memory have a fixed size.
     if (head_dim > ggml::kDeviceHeadDim) {

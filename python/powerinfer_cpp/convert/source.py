@@ -22,6 +22,9 @@ _EXACT = (
     "position_embd.weight",
     ".attn_q_norm.weight",  # a row per head
     ".attn_k_norm.weight",
+    ".ssm_conv1d.weight",  # these three are few numbers
+    ".ssm_norm.weight",
+    ".shortconv.conv.weight",
     ".sketch.weight",
     ".sketch_exps.weight",
 )

@@ -21,11 +21,18 @@ _KINDS = {
     "attn_v": lib.PI_INPUT_ATTENTION,
     "attn_qkv": lib.PI_INPUT_ATTENTION,
     "attn_output": lib.PI_INPUT_ATTENTION_OUTPUT,
+    # Of layers with a state, where they have no attention beside it.
+    **dict.fromkeys(
+        ("attn_gate", "ssm_in", "ssm_ba", "ssm_alpha", "ssm_beta", "shortconv.in_proj"),
+        lib.PI_INPUT_ATTENTION,
+    ),
+    **dict.fromkeys(("ssm_out", "shortconv.out_proj"), lib.PI_INPUT_ATTENTION_OUTPUT),
     "ffn_gate": lib.PI_INPUT_FFN,
     "ffn_up": lib.PI_INPUT_FFN,
     "ffn_down": lib.PI_INPUT_FFN_DOWN,
 }
-_NAME = re.compile(r"blk\.(\d+)\.([a-z_]+?)(?:_exps)?\.weight")
+_NAME = re.compile(r"blk\.(\d+)\.([a-z_.]+?)(?:_exps)?\.weight")
+_STATE = re.compile(r"(ssm|shortconv)[._].+")
 
 
 def measure(model: Model, pieces: Sequence[np.ndarray], corpus: str, **fields: Any) -> Imatrix:
@@ -47,6 +54,8 @@ def measure(model: Model, pieces: Sequence[np.ndarray], corpus: str, **fields: A
         match = _NAME.fullmatch(name)
         if name == head:
             layer, kind = 0, lib.PI_INPUT_HEAD
+        elif match and _STATE.fullmatch(match[2]) and f"blk.{match[1]}.attn_q.weight" in tensors:
+            continue
         elif match and match[2] in _KINDS:
             layer, kind = int(match[1]), _KINDS[match[2]]
         else:

@@ -117,10 +117,10 @@ const std::vector<Family>& all_families() {
     static const std::vector<Family> all = [] {
         std::vector<Family> found;
         for (const auto* group :
-             {&kLlamaFamilies, &kMixtureFamilies, &kDeepSeekFamilies, &kGraniteFamilies,
-              &kDenseFamilies, &kFalconFamilies, &kGemmaFamilies, &kGemma4Families, &kGpt2Families,
-              &kGptOssFamilies, &kLfm2Families, &kOptFamilies, &kSmallThinkerFamilies,
-              &kSquaredReluFamilies, &kStableLmFamilies}) {
+             {&kLlamaFamilies, &kMixtureFamilies, &kDeepSeekFamilies, &kDeltaNetFamilies,
+              &kGraniteFamilies, &kDenseFamilies, &kFalconFamilies, &kGemmaFamilies,
+              &kGemma4Families, &kGpt2Families, &kGptOssFamilies, &kLfm2Families, &kOptFamilies,
+              &kSmallThinkerFamilies, &kSquaredReluFamilies, &kStableLmFamilies}) {
             found.insert(found.end(), group->begin(), group->end());
         }
         return found;
@@ -342,16 +342,21 @@ std::vector<int64_t> read_windows(const Model& model, WindowPattern missing) {
     return windows;
 }
 
-bool rotates(const Model& model, int64_t i, bool missing) {
+const ggml::Value* layer_flags(const Model& model, const std::string& key) {
     const ggml::Gguf& gguf = model.file.gguf;
-    const std::string key = "powerinfer.rope.layers";
     const ggml::Value* flags = gguf.find(key);
-    if (!flags) return missing;
-    if (!flags->is_array() || !flags->is_bool() ||
-        int64_t(flags->count()) != model.config.n_layer) {
+    if (!flags) return nullptr;
+    const int64_t n = model.config.n_layer, all = n + model.config.n_nextn;
+    const int64_t count = flags->is_array() && flags->is_bool() ? int64_t(flags->count()) : 0;
+    if (count != n && count != all) {
         refuse(gguf, Code::format, key + " is not a flag for each layer");
     }
-    return flags->integer(uint64_t(i)) != 0;
+    return flags;
+}
+
+bool rotates(const Model& model, int64_t i, bool missing) {
+    const ggml::Value* flags = layer_flags(model, "powerinfer.rope.layers");
+    return flags ? flags->integer(uint64_t(i)) != 0 : missing;
 }
 
 // Either all layers have statistics or none: placements and plans need them for the whole model.

@@ -28,6 +28,7 @@ extern const std::vector<Family> kMixtureFamilies;       // mixtures.cpp: glm4mo
 extern const std::vector<Family> kGraniteFamilies;       // granite.cpp: granite, granitemoe
 extern const std::vector<Family> kDenseFamilies;         // dense.cpp: near Llama
 extern const std::vector<Family> kDeepSeekFamilies;      // deepseek.cpp: deepseek2, mistral4
+extern const std::vector<Family> kDeltaNetFamilies;      // delta_nets.cpp: qwen3next, qwen35...
 extern const std::vector<Family> kFalconFamilies;        // falcon.cpp
 extern const std::vector<Family> kGemmaFamilies;         // gemma.cpp: gemma, gemma2, gemma3
 extern const std::vector<Family> kGemma4Families;        // gemma4.cpp
@@ -76,6 +77,9 @@ struct WindowPattern {
 // The windows of all layers, from {arch}.attention.sliding_window and sliding_window_pattern: a
 // period, or an array with a flag per layer, 1 for a window.
 std::vector<int64_t> read_windows(const Model& model, WindowPattern missing);
+// An array with a flag for each layer, which may count those that guess tokens; null: there is
+// none. Throws Error(format) for anything else under the key.
+const ggml::Value* layer_flags(const Model& model, const std::string& key);
 // Does layer i rotate queries and keys? As powerinfer.rope.layers says, a flag for each layer; or
 // `missing`.
 bool rotates(const Model& model, int64_t i, bool missing);
@@ -89,7 +93,8 @@ struct LayerForm {
     const char* ffn_post_norm = "";
     bool parallel = false;  // what attention gives is added with what the FFN gives
     bool gated = true;
-    bool latent = false;  // attention is over latents, see Latent
+    bool latent = false;           // attention is over latents, see Latent
+    bool gates_attention = false;  // see Attention::gated
     // Norms of queries and keys; nothing: the family has none. With `some_lack_norms` the file
     // decides.
     std::optional<Attention::Norms> head_norms;

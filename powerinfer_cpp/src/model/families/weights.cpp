@@ -131,11 +131,11 @@ void Weights::attention(int64_t i) {
     if (has(blk(i, "attn_qkv.weight"))) return fused_attention(i);
     const int64_t n_embd = m.config.n_embd;
     Attention& a = *m.layers[size_t(i)].find<Attention>();
-    matrix(Part::attention, blk(i, "attn_q.weight"), a.q_dim(), n_embd, &a.q);
+    matrix(Part::attention, blk(i, "attn_q.weight"), a.q_rows(), n_embd, &a.q);
     matrix(Part::attention, blk(i, "attn_k.weight"), a.k_dim(), n_embd, &a.k);
     matrix(Part::attention, blk(i, "attn_v.weight"), a.v_dim(), n_embd, &a.v);
     matrix(Part::attention, blk(i, "attn_output.weight"), n_embd, a.out_dim(), &a.o);
-    optional(Part::attention, blk(i, "attn_q.bias"), a.q_dim(), &a.q_bias);
+    optional(Part::attention, blk(i, "attn_q.bias"), a.q_rows(), &a.q_bias);
     optional(Part::attention, blk(i, "attn_k.bias"), a.k_dim(), &a.k_bias);
     optional(Part::attention, blk(i, "attn_v.bias"), a.v_dim(), &a.v_bias);
     optional(Part::attention, blk(i, "attn_output.bias"), n_embd, &a.o_bias);
@@ -158,7 +158,7 @@ void Weights::fused_attention(int64_t i) {
     const int64_t n_embd = m.config.n_embd;
     Attention& a = *m.layers[size_t(i)].find<Attention>();
     const std::string weight = blk(i, "attn_qkv.weight"), bias = blk(i, "attn_qkv.bias");
-    const int64_t n = a.q_dim() + a.k_dim() + a.v_dim();
+    const int64_t n = a.q_rows() + a.k_dim() + a.v_dim();
     const bool biased = has(bias);
     const auto part = [&](int64_t row0, int64_t n_rows, ggml::Matrix* to, const float** bias_to) {
         rows(Part::attention, weight, {n_embd, n}, row0, n_rows, Product{to});
@@ -166,9 +166,9 @@ void Weights::fused_attention(int64_t i) {
         rows(Part::attention, bias, {n}, row0, n_rows, Vector{bias_to});
         specs_.back().cols = 1;
     };
-    part(0, a.q_dim(), &a.q, &a.q_bias);
-    part(a.q_dim(), a.k_dim(), &a.k, &a.k_bias);
-    part(a.q_dim() + a.k_dim(), a.v_dim(), &a.v, &a.v_bias);
+    part(0, a.q_rows(), &a.q, &a.q_bias);
+    part(a.q_rows(), a.k_dim(), &a.k, &a.k_bias);
+    part(a.q_rows() + a.k_dim(), a.v_dim(), &a.v, &a.v_bias);
     matrix(Part::attention, blk(i, "attn_output.weight"), n_embd, a.out_dim(), &a.o);
     optional(Part::attention, blk(i, "attn_output.bias"), n_embd, &a.o_bias);
 }
@@ -404,6 +404,7 @@ void Weights::attend(int64_t i, const LayerForm& form) {
     attention_part.scale = form.scale;
     if (form.parallel) attention_part.add = LayerPart::Add::with_next;
     Attention& a = std::get<Attention>(attention_part.op);
+    a.gated = form.gates_attention;
     form.latent ? latent_attention(i) : attention(i);
     if (form.head_norms) {
         a.norms = *form.head_norms;

@@ -38,14 +38,13 @@ class _DeltaNets(Llama):
         self.taps = config.integer("linear_conv_kernel_dim", default=4, least=2)
         self.n_k_head = config.integer("linear_num_key_heads", default=16)
         self.n_v_head = config.integer("linear_num_value_heads", default=32)
-        self.state_dim = config.integer("linear_key_head_dim", default=128)
+        self.k_head_dim = config.integer("linear_key_head_dim", default=128)
+        self.v_head_dim = config.integer("linear_value_head_dim", default=128)
         if self.n_v_head % self.n_k_head:
             raise ModelFormatError(
                 f"{config.path}: linear_num_value_heads {self.n_v_head} is not a multiple of "
                 f"linear_num_key_heads {self.n_k_head}"
             )
-        if config.integer("linear_value_head_dim", default=128) != self.state_dim:
-            raise self.refuse("linear_value_head_dim other than linear_key_head_dim")
         self.period = config.integer("full_attention_interval", default=_PERIOD)
         self.recurrent = self.read_kinds()
 
@@ -60,17 +59,17 @@ class _DeltaNets(Llama):
 
     @property
     def k_dim(self) -> int:
-        return self.n_k_head * self.state_dim
+        return self.n_k_head * self.k_head_dim
 
     @property
     def v_dim(self) -> int:
-        return self.n_v_head * self.state_dim
+        return self.n_v_head * self.v_head_dim
 
     def entries(self) -> Iterator[Entry]:
         yield from super().entries()
         key = f"{self.architecture}.ssm"
         yield uint32(f"{key}.conv_kernel", self.taps)
-        yield uint32(f"{key}.state_size", self.state_dim)
+        yield uint32(f"{key}.state_size", self.k_head_dim)
         yield uint32(f"{key}.group_count", self.n_k_head)
         yield uint32(f"{key}.time_step_rank", self.n_v_head)
         yield uint32(f"{key}.inner_size", self.v_dim)
@@ -99,7 +98,7 @@ class _DeltaNets(Llama):
         yield convolution(weights, f"{theirs}.conv1d", name, n, self.taps, channels)
         yield time_step(weights, f"{theirs}.dt_bias", f"{block}.ssm_dt.bias", self.n_v_head, heads)
         yield decay(weights, f"{theirs}.A_log", f"{block}.ssm_a", self.n_v_head, heads)
-        weight = weights.take(f"{theirs}.norm.weight", self.state_dim)
+        weight = weights.take(f"{theirs}.norm.weight", self.v_head_dim)
         yield from_weight(f"{block}.ssm_norm.weight", weight)
         weight = weights.take(f"{theirs}.out_proj.weight", self.n_embd, self.v_dim)
         yield column_order(f"{block}.ssm_out.weight", weight, rows)
@@ -110,7 +109,7 @@ class _DeltaNets(Llama):
 
     def value_rows(self, heads: np.ndarray) -> np.ndarray:
         """The rows of these heads of values."""
-        return (heads[:, None] * self.state_dim + np.arange(self.state_dim)).reshape(-1)
+        return (heads[:, None] * self.v_head_dim + np.arange(self.v_head_dim)).reshape(-1)
 
     def inputs(
         self, weights: Weights, theirs: str, block: str, heads: np.ndarray
@@ -133,7 +132,7 @@ class Qwen3Next(_DeltaNets, GatedSharedExpert, QwenMoe):
         self, weights: Weights, theirs: str, block: str, heads: np.ndarray
     ) -> Iterator[Output]:
         del heads  # as in the checkpoint
-        d, per = self.state_dim, self.n_v_head // self.n_k_head * self.state_dim
+        d, per = self.k_head_dim, self.v_dim // self.n_k_head
         rows = np.arange(2 * self.k_dim + 2 * self.v_dim).reshape(self.n_k_head, -1)
         q, k, v, z = np.split(rows, [d, 2 * d, 2 * d + per], axis=1)
         weight = weights.take(f"{theirs}.in_proj_qkvz.weight", rows.size, self.n_embd)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ..config import Config
 from ..tensors import Output, Weights, from_weight
-from ..writer import Entry, array, uint32
+from ..writer import Entry, of_layers, replaced, uint32
 from .llama import Llama
 from .mixtures import SIGMOID, Mixture
 from .recurrent import convolution
@@ -78,11 +78,12 @@ class Lfm2(Llama):
         return [kind == "conv" for kind in kinds]
 
     def entries(self) -> Iterator[Entry]:
-        heads = f"{self.architecture}.attention.head_count_kv"
-        of_layers = [0 if recurs else self.n_head_kv for recurs in self.recurrent]
-        for entry in super().entries():
-            yield array(heads, "INT32", of_layers) if entry.key == heads else entry
-        yield uint32(f"{self.architecture}.shortconv.l_cache", self.taps)
+        heads = [0 if recurs else self.n_head_kv for recurs in self.recurrent]
+        own = [
+            of_layers(f"{self.architecture}.attention.head_count_kv", heads),
+            uint32(f"{self.architecture}.shortconv.l_cache", self.taps),
+        ]
+        return replaced(super().entries(), own)
 
     def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
         yield self.embedding(weights, "model.embed_tokens")

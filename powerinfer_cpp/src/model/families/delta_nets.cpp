@@ -1,0 +1,127 @@
+// Qwen3-Next, Qwen 3.5 and 3.6: gated delta nets in most layers, attention whose results are gated
+// in the others; dense or with experts, of which every row computes one.
+#include "ggml/recurrence.h"
+#include "ggml/status.h"
+#include "model/families/family.h"
+
+namespace powerinfer {
+
+using ggml::Activation;
+
+namespace {
+
+constexpr int64_t kPeriod = 4;           // of layers, of which the last one has attention
+constexpr int64_t kMostHeads = 1 << 16;  // these two prevent overflow
+constexpr int64_t kWidestHead = 1 << 12;
+
+void configure_mixture(const ggml::Gguf& gguf, Config& c) {
+    configure_halves(gguf, c);
+    require_experts(gguf, c);
+}
+
+// Which layers have a delta net.
+std::vector<bool> recurrent_layers(const Model& m) {
+    const ggml::Gguf& gguf = m.file.gguf;
+    const std::string& prefix = m.config.architecture;
+    const int64_t period = gguf.integer(prefix + ".full_attention_interval", 1, INT32_MAX, kPeriod);
+    std::vector<bool> found;
+    const ggml::Value* flags = layer_flags(m, prefix + ".attention.recurrent_layers");
+    for (int64_t i = 0; i < m.config.n_layer; i++) {
+        found.push_back(flags ? flags->integer(uint64_t(i)) != 0 : (i + 1) % period != 0);
+    }
+    return found;
+}
+
+// The sizes of a delta net. tiled: see DeltaNet.
+DeltaNet delta_net(const Model& m, bool tiled) {
+    const ggml::Gguf& gguf = m.file.gguf;
+    const std::string prefix = m.config.architecture + ".ssm.";
+    const auto read = [&](const char* key, int64_t least, int64_t most) {
+        return gguf.integer(prefix + key, least, most);
+    };
+    DeltaNet d;
+    d.taps = read("conv_kernel", 1, ggml::kMostTaps);
+    d.n_k_head = read("group_count", 1, kMostHeads);
+    d.n_v_head = read("time_step_rank", 1, kMostHeads);
+    d.head_dim = read("state_size", 1, kWidestHead);
+    const int64_t inner = read("inner_size", 1, kMostHeads * kWidestHead);
+    d.v_head_dim = inner / d.n_v_head;
+    if (d.n_v_head % d.n_k_head || inner % d.n_v_head || d.v_head_dim > kWidestHead) {
+        throw ggml::Error(
+            ggml::Code::format,
+            ggml::format("%s: %s*: %lld heads of keys and %lld of values, of which all have %lld "
+                         "values, do not fit",
+                         gguf.path().c_str(), prefix.c_str(), (long long)d.n_k_head,
+                         (long long)d.n_v_head, (long long)inner));
+    }
+    d.tiled = tiled;
+    return d;
+}
+
+// The tensors of a delta net. Older files have those of queries, keys, values and gates in one,
+// head by head; Qwen3-Next's have beta and alpha in one.
+void add_delta_net(Weights& w, int64_t i, const DeltaNet& sizes) {
+    const int64_t n_embd = w.m.config.n_embd;
+    DeltaNet& d = w.add_state(i, "attn_norm", sizes);
+    const auto matrix = [&](const char* name, int64_t rows, ggml::Matrix* to) {
+        w.matrix(Part::attention, blk(i, name), rows, n_embd, to);
+    };
+    const auto vector = [&](const char* name, int64_t n, const float** to) {
+        w.vector(Part::attention, blk(i, name), n, to);
+    };
+    if (!d.tiled && w.has(blk(i, "ssm_in.weight"))) {
+        matrix("ssm_in.weight", d.by_head_dim(), &d.by_head);
+    } else {
+        matrix("attn_qkv.weight", d.channels(), &d.qkv);
+        matrix("attn_gate.weight", d.v_dim(), &d.gate);
+    }
+    if (!d.tiled && w.has(blk(i, "ssm_ba.weight"))) {
+        matrix("ssm_ba.weight", 2 * d.n_v_head, &d.beta_alpha);
+    } else {
+        matrix("ssm_beta.weight", d.n_v_head, &d.beta);
+        matrix("ssm_alpha.weight", d.n_v_head, &d.alpha);
+    }
+    w.rows(Part::attention, blk(i, "ssm_conv1d.weight"), {d.taps, d.channels()}, 0, d.channels(),
+           Vector{&d.conv});
+    vector("ssm_dt.bias", d.n_v_head, &d.dt_bias);
+    vector("ssm_a", d.n_v_head, &d.a);
+    vector("ssm_norm.weight", d.v_head_dim, &d.norm);
+    w.matrix(Part::attention, blk(i, "ssm_out.weight"), n_embd, d.v_dim(), &d.out);
+}
+
+void weights_of(Model& m, std::vector<WeightSpec>& specs, bool tiled) {
+    LayerForm form;
+    form.ffn_norm = "post_attention_norm";
+    form.head_norms = Attention::Norms::by_head;
+    form.gates_attention = true;
+    Weights w(m, specs);
+    w.embedding_and_head();
+    const std::vector<bool> recurrent = recurrent_layers(m);
+    const DeltaNet sizes = delta_net(m, tiled);
+    for (int64_t i = 0; i < m.config.n_layer; i++) {
+        if (recurrent[size_t(i)]) {
+            add_delta_net(w, i, sizes);
+        } else {
+            w.attend(i, form);
+        }
+        w.feed_forward(i, form);
+    }
+}
+
+void weights_next(Model& m, std::vector<WeightSpec>& specs) {
+    weights_of(m, specs, false);
+}
+
+void weights_tiled(Model& m, std::vector<WeightSpec>& specs) {
+    weights_of(m, specs, true);
+}
+
+}  // namespace
+
+const std::vector<Family> kDeltaNetFamilies = {
+    {"qwen3next", Activation::silu, Activation::relu, configure_mixture, weights_next},
+    {"qwen35", Activation::silu, Activation::relu, configure_halves, weights_tiled},
+    {"qwen35moe", Activation::silu, Activation::relu, configure_mixture, weights_tiled},
+};
+
+}  // namespace powerinfer
