@@ -43,10 +43,12 @@ def bundled(
     Raises ValueError for a file without neuron rows.
     """
     found = {t.name: t for t in tensors}
-    formats: dict[str, list[str]] = {part: [] for part in _TENSORS}
+    formats: dict[str, dict[int, str]] = {part: {} for part in _TENSORS}
     instead: dict[str, tuple[Stored, ...]] = {}  # tensor name -> what takes its place
     for layer in range(n_layer):
         block = f"blk.{layer}."
+        if not any(name.startswith(f"{block}ffn_") and "_norm" not in name for name in found):
+            continue  # of another kind
         end = "_exps" if f"{block}ffn_down_t_exps.weight" in found else ""
         if f"{block}ffn_down_t{end}.weight" not in found:
             raise ValueError(f"bundles need neuron rows, but layer {layer} has none (ffn_down_t)")
@@ -60,11 +62,17 @@ def bundled(
         instead.update(dict.fromkeys(wanted.values(), ()))
         instead[next(iter(wanted.values()))] = _bundle(block, end, parts, align)
         for part, stored in zip(wanted, parts, strict=True):
-            formats[part].append(stored.format.name)
+            formats[part][layer] = stored.format.name
+    if not instead:
+        raise ValueError("bundles need neuron rows (ffn_down_t), and no layer has any")
     outputs = [new for t in tensors for new in instead.get(t.name, (t,))]
     entries = [uint32(VERSION, 2), uint32(_ALIGN_KEY, align)]
     entries.append(uint32("general.alignment", FILE_ALIGNMENT))
-    entries += [array(_key(part), "STRING", names) for part, names in formats.items() if names]
+    for part, names in formats.items():
+        if names:  # layers without neurons have any name
+            usual = next(iter(names.values()))
+            of_layers = [names.get(layer, usual) for layer in range(n_layer)]
+            entries.append(array(_key(part), "STRING", of_layers))
     return outputs, entries
 
 

@@ -18,7 +18,7 @@ from .stored import Fitting, Stored, encoded, turned
 from .tensors import Output, scaled
 from .writer import FILE_TYPES, Entry, float32, string, uint32, write_gguf
 
-_DOWN = re.compile(r"(blk\.\d+\.ffn_down)(_t)?(_exps)?\.(weight|bias)")
+_DOWN = re.compile(r"(blk\.(\d+)\.ffn_down)(_t)?(_exps)?\.(weight|bias)")
 # Only valid in a neuron-aware file: predictors, their keys and statistics of neurons.
 _OF_PREDICTORS = ("powerinfer.sparse_threshold", "powerinfer.predictor.")
 _OF_NEURONS = (
@@ -171,7 +171,11 @@ def _tensors(
     asked = None if outtype is None else format_by_name(outtype)
     again, fitting = 0, Fitting()
     tensors = source.tensors(gguf)
-    apart = tensors if dense else fused.parted(tensors, _n_ff_dense(gguf), _experts_of_all(gguf))
+
+    def n_ff(layer: int) -> int:
+        return _n_ff_dense(gguf, layer)
+
+    apart = tensors if dense else fused.parted(tensors, n_ff, _experts_of_all(gguf))
     factors = {} if dense else folding.factors(tensors)
     for tensor in apart:
         if not dense and folding.becomes_factor(tensor):
@@ -215,13 +219,14 @@ def _down_name(gguf: Gguf, tensor: Stored, dense: bool) -> tuple[str, bool]:
     match = _DOWN.fullmatch(tensor.name)
     if not match:
         return tensor.name, False
-    name = f"{match[1]}{'' if dense else '_t'}{match[3] or ''}.{match[4]}"
-    if match[4] == "bias":
+    name = f"{match[1]}{'' if dense else '_t'}{match[4] or ''}.{match[5]}"
+    if match[5] == "bias":
         return name, False
     n_embd = source.size(gguf, "embedding_length")
-    n_ff = _n_ff(gguf) if match[3] else _n_ff_dense(gguf)
-    by_neuron = match[2] is not None
-    if match[3] and tensor.shape[-2:] == (n_ff, n_embd) != (n_embd, n_ff):
+    layer = int(match[2])
+    n_ff = _n_ff(gguf, layer) if match[4] else _n_ff_dense(gguf, layer)
+    by_neuron = match[3] is not None
+    if match[4] and tensor.shape[-2:] == (n_ff, n_embd) != (n_embd, n_ff):
         by_neuron = True  # PowerInfer's SmallThinker files use the plain name for neuron rows
     expected = (n_ff, n_embd) if by_neuron else (n_embd, n_ff)
     if tensor.shape[-2:] != expected:
@@ -254,15 +259,16 @@ def _experts_of_all(gguf: Gguf) -> int | None:
     return None if isinstance(count, list) and len(set(count)) > 1 else _n_expert(gguf)
 
 
-def _n_ff(gguf: Gguf) -> int:
+def _n_ff(gguf: Gguf, layer: int | None = None) -> int:
     """Neurons of a layer, or of one expert."""
     own = ("expert_feed_forward_length",) if _expert_count(gguf) else ()
-    return source.size(gguf, *own, "feed_forward_length")
+    return source.size(gguf, *own, "feed_forward_length", layer=layer)
 
 
-def _n_ff_dense(gguf: Gguf) -> int:
+def _n_ff_dense(gguf: Gguf, layer: int) -> int:
     """Neurons of a layer without experts."""
-    return source.size(gguf, "feed_forward_length", "expert_feed_forward_length")
+    keys = ("feed_forward_length", "expert_feed_forward_length")
+    return source.size(gguf, *keys, layer=layer)
 
 
 def _entries(

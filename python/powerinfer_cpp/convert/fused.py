@@ -16,15 +16,17 @@ from .stored import Stored
 
 ARCHITECTURES = ("phi3", "glm4")
 
-_PART = re.compile(r"(blk\.\d+\.ffn_)(gate|up)\.weight")
+_PART = re.compile(r"(blk\.(\d+)\.ffn_)(gate|up)\.weight")
 _EXPERTS = re.compile(r"(blk\.\d+\.ffn_)gate_up_exps\.weight")
 _EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight")
 
 
-def parted(tensors: Iterable[Stored], n_ff: int, n_expert: int | None) -> Iterator[Stored]:
+def parted(
+    tensors: Iterable[Stored], n_ff_of: Callable[[int], int], n_expert: int | None
+) -> Iterator[Stored]:
     """The tensors, with fused ones as two, and those of single experts as one.
 
-    n_ff: neurons of a layer without experts. n_expert: experts of a layer; None: layers differ.
+    n_ff_of: neurons of a layer without experts. n_expert: experts of a layer; None: layers differ.
     Raises ModelFormatError if a layer has more or fewer matrices of experts, UnsupportedModelError
     if they differ in formats or sizes.
     """
@@ -35,8 +37,9 @@ def parted(tensors: Iterable[Stored], n_ff: int, n_expert: int | None) -> Iterat
             yield from _halves(experts[1], tensor)
             continue
         match = _PART.fullmatch(tensor.name)
-        alone = match and match[2] == "up" and f"{match[1]}gate.weight" not in names
-        if not (match and alone and tensor.shape[:-1] == (2 * n_ff,)):
+        alone = match and match[3] == "up" and f"{match[1]}gate.weight" not in names
+        n_ff = n_ff_of(int(match[2])) if match and alone else 0
+        if not (match and n_ff and tensor.shape[:-1] == (2 * n_ff,)):
             yield tensor
             continue
         for part, first in (("gate", 0), ("up", n_ff)):

@@ -69,13 +69,17 @@ def stored(gguf: Gguf, tensor: Tensor) -> Stored:
     return Stored(tensor.name, tensor.shape, fmt, rows)
 
 
-def size(gguf: Gguf, *keys: str) -> int:
+def size(gguf: Gguf, *keys: str, layer: int | None = None) -> int:
     """The first of the architecture's sizes that is present, or an array of it for each layer.
-    Raises ModelFormatError if none is."""
+
+    layer: the one whose size it is, where they differ. Raises ModelFormatError if none is.
+    """
     architecture = gguf.value("general.architecture", "")
     for key in keys:
         value = gguf.value(f"{architecture}.{key}")
         if value is not None:
+            if isinstance(value, list) and layer is not None and layer < len(value):
+                value = value[layer]
             if isinstance(value, list) and len(set(value)) == 1:
                 value = value[0]
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
