@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import mamba_models
 import numpy as np
 import pytest
 from families import golden, logits, quiet, smallthinker
@@ -75,7 +76,14 @@ CASES = {
     "apertus": "apertus",
     "gemma4": "gemma4-embeddings",
     "gemma4 mixture": "gemma4-mixture",
+    "nemotron_h": "nemotron",
+    "nemotron_h_moe": "nemotron-moe",
+    "granitehybrid": "granite",
+    "granitehybrid mixture": "granite-moe",
+    "falcon-h1": "falcon",
 }
+# Those of mamba_models; the others are of tests/golden.
+MAMBA = ("nemotron_h", "nemotron_h_moe", "granitehybrid", "granitehybrid mixture", "falcon-h1")
 # Keys that change nothing wherever they are not read.
 HARMLESS = {
     "attention.layer_norm_epsilon",
@@ -129,6 +137,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Spliced]:
             case = CASES[name]
             if case is None:
                 smallthinker(folder / "in")
+            elif name in MAMBA:
+                mamba_models.checkpoint(case, folder / "in")
             else:
                 golden(case, folder / "in")
             out = convert(folder / "in", outfile=folder / "m.gguf", outtype="f32", log=quiet)

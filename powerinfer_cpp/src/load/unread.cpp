@@ -208,6 +208,8 @@ constexpr const char* kHarmless[] = {
     "pooling_type",  // for whoever computes embeddings
     "classifier.output_labels",
     "rope.scaling.finetuned",
+    "rope.dimension_count",  // these two of a family that rotates nothing
+    "rope.freq_base",
     "rope.dimension_sections",  // all sections of a text have the same positions
     "n_deepstack_layers",       // these and the next ones: for images and sound
     "deepstack_mapping",

@@ -64,7 +64,7 @@ LargestSizes largest_sizes(const std::vector<Layer>& layers) {
                               },
                               [&](const Mamba2& s) {
                                   raise(most.entering, s.entering());
-                                  raise(most.beside, s.inner());
+                                  raise(most.beside, s.inner() + s.n_head);
                                   raise(most.folded, s.inner());
                               },
                               [&](const DeltaNet& s) {

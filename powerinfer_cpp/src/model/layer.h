@@ -162,17 +162,18 @@ struct ShortConvolution {
     int64_t entering() const { return channels; }
 };
 
-// Mamba-2 (arXiv 2405.21060): z, u, B, C, dt = in . x; u, B, C = silu(conv(u, B, C) + bias); for
-// each head S = exp(dt a) S + dt u (x) B, y = S C + d u; out . norm(y * silu(z)).
+// Mamba-2 (arXiv 2405.21060): z, u, B, C and dt are products of x; u, B, C = silu(conv(u, B, C) +
+// bias); for each head S = exp(dt a) S + dt u (x) B, y = S C + d u; out . norm(y * silu(z)).
 struct Mamba2 {
     int64_t n_head = 0, head_dim = 0;  // heads of u and z
     int64_t n_group = 0;               // of heads that share B and C, a divisor of n_head
     int64_t n_state = 0;               // values of B and C, columns of a head's state
     int64_t taps = 0;
-    ggml::Matrix in, out;  // [2 inner + 2 n_group n_state + n_head, n_embd], [n_embd, inner]
+    ggml::Matrix z, ubc, dt, out;  // [inner | channels | n_head, n_embd], [n_embd, inner]
     const float *conv = nullptr, *conv_bias = nullptr;           // [channels, taps], [channels]
     const float *dt_bias = nullptr, *a = nullptr, *d = nullptr;  // [n_head]; a < 0
-    const float* norm = nullptr;  // [inner], RMSNorm of each group's values; null: none
+    const float* norm = nullptr;  // [inner], RMSNorm of norm_group values each; null: none
+    int64_t norm_group = 0;
 
     int64_t inner() const { return n_head * head_dim; }
     int64_t channels() const { return inner() + 2 * n_group * n_state; }

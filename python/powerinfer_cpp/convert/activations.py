@@ -55,6 +55,10 @@ _DEFAULTS = {
     "arcee": ("relu2", "relu2"),
     "bitnet": ("relu2", "relu2"),
     "nemotron": ("relu2", "relu2"),
+    "nemotron_h": ("relu2", "relu2"),
+    "nemotron_h_moe": ("relu2", "relu2"),
+    "granitehybrid": ("silu", "relu"),
+    "falcon-h1": ("silu", "relu"),
 }
 # What llama.cpp computes where that is not the default of such files.
 _OF_LLAMA_CPP = {"bitnet": "silu"}

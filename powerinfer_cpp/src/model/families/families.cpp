@@ -118,9 +118,10 @@ const std::vector<Family>& all_families() {
         std::vector<Family> found;
         for (const auto* group :
              {&kLlamaFamilies, &kMixtureFamilies, &kDeepSeekFamilies, &kDeltaNetFamilies,
-              &kGraniteFamilies, &kDenseFamilies, &kFalconFamilies, &kGemmaFamilies,
-              &kGemma4Families, &kGpt2Families, &kGptOssFamilies, &kLfm2Families, &kOptFamilies,
-              &kSmallThinkerFamilies, &kSquaredReluFamilies, &kStableLmFamilies}) {
+              &kGraniteFamilies, &kDenseFamilies, &kFalconFamilies, &kFalconH1Families,
+              &kGemmaFamilies, &kGemma4Families, &kGpt2Families, &kGptOssFamilies, &kLfm2Families,
+              &kNemotronHFamilies, &kOptFamilies, &kSmallThinkerFamilies, &kSquaredReluFamilies,
+              &kStableLmFamilies}) {
             found.insert(found.end(), group->begin(), group->end());
         }
         return found;
@@ -185,14 +186,18 @@ Config read_config(const ggml::Gguf& gguf, const Family& family, int64_t n_vocab
     if (least_head == INT64_MAX) {
         refuse(gguf, Code::unsupported, "models without attention are not supported");
     }
-    Rope rope;
-    rope.n_rot =
-        of_all_layers(gguf, c, key(".rope.dimension_count"), 2, least_head, least_head / 2 * 2);
-    if (rope.n_rot % 2) refuse(gguf, Code::format, key(".rope.dimension_count") + " must be even");
-    rope.base = gguf.number(key(".rope.freq_base"), 1e-3, 1e12, 10000);
-    c.ropes.push_back(rope);
-    if (c.rope_scaling.kind == RopeScaling::Kind::dynamic && rope.n_rot == 2) {
-        refuse(gguf, Code::unsupported, "dynamic RoPE of a single frequency is not defined");
+    if (family.rotates) {
+        Rope rope;
+        rope.n_rot =
+            of_all_layers(gguf, c, key(".rope.dimension_count"), 2, least_head, least_head / 2 * 2);
+        if (rope.n_rot % 2) {
+            refuse(gguf, Code::format, key(".rope.dimension_count") + " must be even");
+        }
+        rope.base = gguf.number(key(".rope.freq_base"), 1e-3, 1e12, 10000);
+        c.ropes.push_back(rope);
+        if (c.rope_scaling.kind == RopeScaling::Kind::dynamic && rope.n_rot == 2) {
+            refuse(gguf, Code::unsupported, "dynamic RoPE of a single frequency is not defined");
+        }
     }
     c.activation = read_activation(gguf, family);
     const std::string_view input = gguf.string("powerinfer.predictor.input", "residual");
@@ -238,12 +243,6 @@ LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer) {
     const int64_t least = c.hybrid ? 0 : 1;  // of what a layer may lack
     s.n_head = read(".attention.head_count", least, kMany);
     s.n_head_kv = read(".attention.head_count_kv", least, kMany, s.n_head);
-    if (!s.n_head || !s.n_head_kv) s.n_head = s.n_head_kv = 0;
-    if (s.n_head_kv && s.n_head % s.n_head_kv) {
-        refuse(gguf, Code::format,
-               format("%lld attention heads cannot share %lld key heads", (long long)s.n_head,
-                      (long long)s.n_head_kv));
-    }
     s.head_dim = read(".attention.key_length", 1, kMany, 0);
     if (s.head_dim == 0) {
         // As in llama.cpp, all layers have heads as wide as those of the first with attention.
@@ -258,13 +257,22 @@ LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer) {
         }
         s.head_dim = c.n_embd / n_head;
     }
+    const auto there = [&](const char* name) { return gguf.find_tensor(blk(layer, name)); };
+    // llama.cpp's converter writes 0 for layers of attention whose kind has a newer name.
+    const ggml::TensorInfo* const keys = there("attn_k.weight");
+    if (!s.n_head_kv && keys) s.n_head_kv = std::min(keys->ne[1] / s.head_dim, kMany);
+    if (!s.n_head || !s.n_head_kv) s.n_head = s.n_head_kv = 0;
+    if (s.n_head_kv && s.n_head % s.n_head_kv) {
+        refuse(gguf, Code::format,
+               format("%lld attention heads cannot share %lld key heads", (long long)s.n_head,
+                      (long long)s.n_head_kv));
+    }
     s.v_head_dim = read(".attention.value_length", 1, kMany, s.head_dim);
     s.n_expert = read(".expert_count", 0, 4096, 0);
     s.n_expert_used = read(".expert_used_count", 0, s.n_expert, 0);
     if (s.n_expert && !s.n_expert_used) {
         refuse(gguf, Code::format, key(".expert_used_count") + " is missing or 0");
     }
-    const auto there = [&](const char* name) { return gguf.find_tensor(blk(layer, name)); };
     if (s.n_expert > 0) {
         const std::string leading = key(".leading_dense_block_count");
         const int64_t n_dense = gguf.integer(leading, 0, kMany, 0);
@@ -276,7 +284,7 @@ LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer) {
                    format("%s is %lld, but layer %lld has a router", leading.c_str(),
                           (long long)n_dense, (long long)layer));
         }
-        if (dense && !routed) s.n_expert = s.n_expert_used = 0;
+        if (!routed && (dense || c.hybrid)) s.n_expert = s.n_expert_used = 0;
     }
     // Experts may have their own width.
     const char* const expert_ff = ".expert_feed_forward_length";

@@ -20,21 +20,25 @@ struct Family {
     void (*weights)(Model& model, std::vector<WeightSpec>& specs);
     // Some layers have no attention, or no feed-forward block: the keys of its sizes may be 0.
     bool hybrid = false;
+    bool rotates = true;  // queries and keys, by RoPE or as learned positions
 };
 
 // The families in each file of this folder.
-extern const std::vector<Family> kLlamaFamilies;         // llama.cpp: llama, bamboo, qwen, phi3
-extern const std::vector<Family> kMixtureFamilies;       // mixtures.cpp: glm4moe, olmoe, hunyuan...
-extern const std::vector<Family> kGraniteFamilies;       // granite.cpp: granite, granitemoe
-extern const std::vector<Family> kDenseFamilies;         // dense.cpp: near Llama
+extern const std::vector<Family> kLlamaFamilies;    // llama.cpp: llama, bamboo, qwen, phi3
+extern const std::vector<Family> kMixtureFamilies;  // mixtures.cpp: glm4moe, olmoe, hunyuan...
+extern const std::vector<Family>
+    kGraniteFamilies;                             // granite.cpp: granite, granitemoe, granitehybrid
+extern const std::vector<Family> kDenseFamilies;  // dense.cpp: near Llama
 extern const std::vector<Family> kDeepSeekFamilies;      // deepseek.cpp: deepseek2, mistral4
 extern const std::vector<Family> kDeltaNetFamilies;      // delta_nets.cpp: qwen3next, qwen35...
 extern const std::vector<Family> kFalconFamilies;        // falcon.cpp
+extern const std::vector<Family> kFalconH1Families;      // falcon_h1.cpp
 extern const std::vector<Family> kGemmaFamilies;         // gemma.cpp: gemma, gemma2, gemma3
 extern const std::vector<Family> kGemma4Families;        // gemma4.cpp
 extern const std::vector<Family> kGpt2Families;          // gpt2.cpp
 extern const std::vector<Family> kGptOssFamilies;        // gpt_oss.cpp
 extern const std::vector<Family> kLfm2Families;          // lfm2.cpp: lfm2, lfm2moe
+extern const std::vector<Family> kNemotronHFamilies;     // nemotron_h.cpp: with experts, too
 extern const std::vector<Family> kOptFamilies;           // opt.cpp
 extern const std::vector<Family> kSmallThinkerFamilies;  // smallthinker.cpp
 extern const std::vector<Family> kSquaredReluFamilies;  // squared_relu.cpp: arcee, bitnet, nemotron
@@ -161,6 +165,8 @@ class Weights {
     T& add_state(int64_t i, const char* norm, T part) {
         return std::get<T>(add_part(i, norm, std::move(part)).op);
     }
+    // Mamba-2 with its tensors ssm_*, and sizes from the keys {arch}.ssm.*.
+    LayerPart& mamba2(int64_t i, const char* norm);
     // The norm of what the part gives.
     void post_norm(int64_t i, const char* name, LayerPart& part);
     // Does layer i have experts?

@@ -1,4 +1,5 @@
-// Granite 3 and 4 without Mamba layers: Llama with four multipliers, dense or with experts.
+// Granite 3 and 4: Llama with four multipliers, dense or with experts. In hybrid ones most layers
+// have Mamba-2 in the place of attention.
 #include "model/families/family.h"
 
 namespace powerinfer {
@@ -20,6 +21,9 @@ void configure(const ggml::Gguf& gguf, Config& c) {
     // The models with Mamba layers were trained without positions, and so were their dense ones.
     const ggml::Value* rotates = gguf.find(c.architecture + ".rope.scaling.finetuned");
     if (rotates && !rotates->integer()) c.ropes.clear();
+    // Without experts the only block is the shared one, whose width is feed_forward_length, too.
+    const std::string shared = c.architecture + ".expert_shared_feed_forward_length";
+    if (!layer_sizes(gguf, c, 0).n_expert) gguf.integer(shared, 0, INT32_MAX, 0);
 }
 
 void configure_mixture(const ggml::Gguf& gguf, Config& c) {
@@ -29,12 +33,21 @@ void configure_mixture(const ggml::Gguf& gguf, Config& c) {
 
 void weights(Model& m, std::vector<WeightSpec>& specs) {
     const ggml::Gguf& gguf = m.file.gguf;
+    Weights w(m, specs);
+    w.embedding_and_head();
     LayerForm form;
     form.scale = multiplier(gguf, m.config, ".residual_scale");
-    llama_weights(m, specs, form);
-    for (Layer& layer : m.layers) {
-        Attention& a = *layer.find<Attention>();
-        a.scale = multiplier(gguf, m.config, ".attention.scale", double(a.scale));
+    const std::vector<int64_t> windows = read_windows(m, {0, 0});
+    for (int64_t i = 0; i < m.config.n_layer; i++) {
+        if (m.config.hybrid && w.has(blk(i, "ssm_in.weight"))) {
+            w.mamba2(i, "attn_norm").scale = form.scale;
+        } else {
+            w.attend(i, form);
+            Attention& a = *m.layers[size_t(i)].find<Attention>();
+            a.scale = multiplier(gguf, m.config, ".attention.scale", double(a.scale));
+            a.window = windows[size_t(i)];
+        }
+        w.feed_forward(i, form);
     }
 }
 
@@ -43,6 +56,7 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
 const std::vector<Family> kGraniteFamilies = {
     {"granite", Activation::silu, Activation::relu, configure, weights},
     {"granitemoe", Activation::silu, Activation::relu, configure_mixture, weights},
+    {"granitehybrid", Activation::silu, Activation::relu, configure, weights, true},
 };
 
 }  // namespace powerinfer

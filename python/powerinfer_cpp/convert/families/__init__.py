@@ -1,5 +1,7 @@
 """The families that can be converted, by config.json's model_type."""
 
+from collections.abc import Callable
+
 from ...core.errors import UnsupportedModelError
 from ..config import Config
 from .deepseek import DeepSeekV2, DeepSeekV3, Glm4MoeLite, Mistral4
@@ -7,16 +9,18 @@ from .delta_net import Qwen3Next, Qwen35, Qwen35Moe
 from .dense import Apertus, Cohere2, Exaone4, Glm4, Ministral3, Olmo2, Olmo3, SeedOss, SmolLm3
 from .ernie import Ernie, ErnieMoe
 from .falcon import Falcon
+from .falcon_h1 import FalconH1
 from .family import Family
 from .gemma import Gemma, Gemma2, Gemma3
 from .gemma4 import Gemma4
 from .gpt2 import Gpt2
 from .gpt_oss import GptOss
-from .granite import Granite, GraniteMoe
+from .granite import Granite, GraniteMoe, granite_hybrid
 from .hunyuan import Hunyuan, HunyuanMoe
 from .lfm2 import Lfm2, Lfm2Moe
 from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3, TurboSparseMixtral
 from .mixtures import Dots1, Glm4Moe, MiniMaxM2, Olmoe, Qwen2Moe, Qwen3Moe
+from .nemotron_h import nemotron_h
 from .opt import Opt
 from .phi3 import Phi3
 from .phimoe import PhiMoe
@@ -25,7 +29,7 @@ from .sparse import Arcee, BitNet, LlamaSparseRelu, Nemotron
 from .stablelm import StableLm
 from .starcoder2 import StarCoder2
 
-FAMILIES: dict[str, type[Family]] = {
+FAMILIES: dict[str, Callable[[Config], Family]] = {
     "llama": Llama,
     "sparsellama": Llama,  # ProSparse: SparseLlamaForCausalLM
     "bamboo": Bamboo,
@@ -54,6 +58,7 @@ FAMILIES: dict[str, type[Family]] = {
     "granite": Granite,
     "granitemoe": GraniteMoe,
     "granitemoeshared": GraniteMoe,
+    "granitemoehybrid": granite_hybrid,
     "phimoe": PhiMoe,
     "deepseek_v2": DeepSeekV2,
     "deepseek_v3": DeepSeekV3,
@@ -61,6 +66,7 @@ FAMILIES: dict[str, type[Family]] = {
     "glm4_moe_lite": Glm4MoeLite,
     "mistral4": Mistral4,
     "falcon": Falcon,
+    "falcon_h1": FalconH1,
     "RefinedWeb": Falcon,  # Falcon 40B and 7B before transformers supported them
     "RefinedWebModel": Falcon,
     "gemma": Gemma,
@@ -90,6 +96,7 @@ FAMILIES: dict[str, type[Family]] = {
     "arcee": Arcee,
     "bitnet": BitNet,
     "nemotron": Nemotron,
+    "nemotron_h": nemotron_h,
 }
 
 

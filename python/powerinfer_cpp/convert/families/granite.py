@@ -1,12 +1,17 @@
-"""Granite 3 and 4: Llama with four multipliers, dense or with experts."""
+"""Granite 3 and 4: Llama with four multipliers, dense or with experts, and with Mamba-2
+in the place of attention in most layers."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from ...core.errors import ModelFormatError
 from ..config import Config
 from ..tensors import Output, Weights, from_weight
-from ..writer import Entry, float32
+from ..writer import Entry, array, boolean, float32, replaced
+from .family import Family
 from .llama import Llama
 from .mixtures import Mixture
+from .recurrent import ATTENTION, MAMBA, Mamba2, read_mamba
 
 
 class Granite(Llama):
@@ -44,8 +49,104 @@ class GraniteMoe(Mixture, Granite):
 
     def shared_expert(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
         n = self.n_ff_shared
-        both = weights.take(f"{theirs}.input_linear.weight", 2 * n, self.n_embd)
-        yield from_weight(f"{block}.ffn_gate_shexp.weight", both.between(0, n))
-        yield from_weight(f"{block}.ffn_up_shexp.weight", both.between(n, 2 * n))
+        yield from gate_and_up(weights, theirs, f"{block}.ffn_{{part}}_shexp", n, self.n_embd)
         down = weights.take(f"{theirs}.output_linear.weight", self.n_embd, n)
         yield from_weight(f"{block}.ffn_down_shexp.weight", down)
+
+
+def gate_and_up(
+    weights: Weights, theirs: str, ours: str, n_ff: int, n_embd: int
+) -> Iterator[Output]:
+    """The two of a block that the checkpoint has in one matrix; ours: has {part} for them."""
+    both = weights.take(f"{theirs}.input_linear.weight", 2 * n_ff, n_embd)
+    for part, first in (("gate", 0), ("up", n_ff)):
+        name = ours.format(part=part) + ".weight"
+        yield from_weight(name, both.between(first, first + n_ff))
+
+
+def granite_hybrid(config: Config) -> Family:
+    """With experts or without."""
+    n_expert = config.integer("num_local_experts", default=0, least=0)
+    return GraniteHybridMoe(config) if n_expert else GraniteHybrid(config)
+
+
+class GraniteHybrid(Granite):
+    """Without experts the shared one is the feed-forward block. Without Mamba-2 layers the
+    architecture is that of the other models."""
+
+    def __init__(self, config: Config):
+        n_layer = config.integer("num_hidden_layers")
+        kinds = config.layer_switches("layer_types", n_layer) or [MAMBA[0]] * n_layer
+        if wrong := [kind for kind in kinds if kind not in (*MAMBA, *ATTENTION)]:
+            raise ModelFormatError(f"{config.path}: layer_types has {wrong[0]!r}")
+        self.is_mamba = [kind in MAMBA for kind in kinds]
+        super().__init__(config)
+        self.mamba: Mamba2 | None = None
+        if any(self.is_mamba):
+            self.architecture = "granitehybrid"
+            self.mamba = self.read_mamba(config)
+        else:
+            for key in ("n_heads", "d_head", "n_groups", "d_state", "d_conv", "conv_bias"):
+                config.known(f"mamba_{key}")
+            config.known("mamba_expand", "mamba_chunk_size", "mamba_proj_bias", "time_step_limit")
+        config.known("intermediate_size", "num_local_experts", "num_experts_per_tok")
+
+    def read_mamba(self, config: Config) -> Mamba2:
+        n_head = config.integer("mamba_n_heads", default=128)
+        inner = config.integer("mamba_expand", default=2) * self.n_embd
+        if config.values.get("mamba_d_head") == "auto":
+            config.values["mamba_d_head"] = max(1, inner // n_head)
+        names = {
+            "n_head": "mamba_n_heads",
+            "head_dim": "mamba_d_head",
+            "n_group": "mamba_n_groups",
+            "n_state": "mamba_d_state",
+            "taps": "mamba_d_conv",
+            "conv_bias": "mamba_conv_bias",
+        }
+        # Whatever the groups are, the norm is over all values.
+        return replace(read_mamba(config, names), norms=1)
+
+    def uses_rope(self) -> bool:
+        kind = self.config.values.get("position_embedding_type")
+        if kind not in (None, "nope", "rope"):
+            raise self.refuse(f"position_embedding_type {kind!r}")
+        return kind == "rope"
+
+    def read_n_ff(self) -> int:
+        return self.config.integer("shared_intermediate_size")
+
+    def entries(self) -> Iterator[Entry]:
+        return replaced(super().entries(), self._own_entries())
+
+    def _own_entries(self) -> Iterator[Entry]:
+        arch = self.architecture
+        if self.mamba:
+            heads = [0 if mamba else self.n_head_kv for mamba in self.is_mamba]
+            yield array(f"{arch}.attention.head_count_kv", "INT32", heads)
+            yield from self.mamba.entries(arch)
+        if self.mamba or not self.rope:
+            yield boolean(f"{arch}.rope.scaling.finetuned", self.rope is not None)
+
+    def layer(
+        self, weights: Weights, theirs: str, block: str, transpose_down: bool
+    ) -> Iterator[Output]:
+        i = int(block.removeprefix("blk."))
+        if not (self.mamba and self.is_mamba[i]):
+            yield from super().layer(weights, theirs, block, transpose_down)
+            return
+        yield from self.norm(weights, f"{theirs}.input_layernorm", f"{block}.attn_norm")
+        yield from self.mamba.outputs(weights, f"{theirs}.mamba", block, self.n_embd)
+        yield from self.norm(weights, f"{theirs}.post_attention_layernorm", f"{block}.ffn_norm")
+        yield from self.ffn(weights, theirs, block, transpose_down)
+
+    def ffn(
+        self, weights: Weights, theirs: str, block: str, transpose_down: bool
+    ) -> Iterator[Output]:
+        mlp, n_ff = f"{theirs}.shared_mlp", self.n_ff_dense
+        yield from gate_and_up(weights, mlp, f"{block}.ffn_{{part}}", n_ff, self.n_embd)
+        yield from self.down(weights, f"{mlp}.output_linear", block, transpose_down, False)
+
+
+class GraniteHybridMoe(GraniteMoe, GraniteHybrid):
+    pass

@@ -1,0 +1,34 @@
+// Falcon-H1: in each layer attention and Mamba-2 read the same norm, and what they give is added
+// together. The multipliers of the model are factors of the weights.
+#include "model/families/family.h"
+
+namespace powerinfer {
+
+namespace {
+
+void weights(Model& m, std::vector<WeightSpec>& specs) {
+    Weights w(m, specs);
+    w.embedding_and_head();
+    LayerForm form;
+    form.parallel = true;
+    for (int64_t i = 0; i < m.config.n_layer; i++) {
+        w.attend(i, form);
+        w.mamba2(i, "").input = LayerPart::Input::as_before;
+        // llama.cpp's files have the norm without an end of its name.
+        const std::string norm = blk(i, "ffn_norm");
+        const bool plain = w.has(norm);
+        form.ffn_norm = plain ? "" : "ffn_norm";
+        const size_t k = m.layers[size_t(i)].parts.size();
+        w.feed_forward(i, form);
+        LayerPart& part = m.layers[size_t(i)].parts[k];
+        if (plain) w.vector(Part::norms, norm, m.config.n_embd, &part.norm.emplace().weight);
+    }
+}
+
+}  // namespace
+
+const std::vector<Family> kFalconH1Families = {
+    {"falcon-h1", ggml::Activation::silu, ggml::Activation::relu, configure_halves, weights},
+};
+
+}  // namespace powerinfer

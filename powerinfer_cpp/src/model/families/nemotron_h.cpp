@@ -1,0 +1,51 @@
+// Nemotron-H and Nemotron 3: a layer is one norm and one part, which is Mamba-2, attention without
+// positions, a block whose neurons square what ReLU lets through, or experts of such blocks.
+#include "model/families/family.h"
+
+namespace powerinfer {
+
+using ggml::Activation;
+
+namespace {
+
+constexpr char kNorm[] = "attn_norm";
+
+void configure(const ggml::Gguf& gguf, Config& c) {
+    const std::string eps = c.architecture + ".attention.layer_norm_epsilon";
+    const std::string rms = c.architecture + ".attention.layer_norm_rms_epsilon";
+    c.norm_eps = float(gguf.number(gguf.find(rms) ? rms : eps, 0, 1));
+}
+
+void configure_mixture(const ggml::Gguf& gguf, Config& c) {
+    configure(gguf, c);
+    require_experts(gguf, c);
+}
+
+void weights(Model& m, std::vector<WeightSpec>& specs) {
+    Weights w(m, specs);
+    w.embedding_and_head();
+    LayerForm form;
+    form.attention_norm = kNorm;
+    form.ffn_norm = kNorm;
+    form.gated = false;
+    form.gating = ggml::Gating::sigmoid;
+    for (int64_t i = 0; i < m.config.n_layer; i++) {
+        if (w.has(blk(i, "ssm_in.weight"))) {
+            w.mamba2(i, kNorm);
+        } else if (w.has(blk(i, "attn_output.weight"))) {
+            w.attend(i, form);
+        } else {
+            w.feed_forward(i, form);
+        }
+    }
+}
+
+}  // namespace
+
+const std::vector<Family> kNemotronHFamilies = {
+    {"nemotron_h", Activation::relu2, Activation::relu2, configure, weights, true, false},
+    {"nemotron_h_moe", Activation::relu2, Activation::relu2, configure_mixture, weights, true,
+     false},
+};
+
+}  // namespace powerinfer
