@@ -352,8 +352,8 @@ typedef struct pi_plan_part {
     size_t struct_size; /* sizeof(pi_plan_part) */
     const char* tier;   /* "ram", "gpu" */
     const char* name;   /* "attention", "ffn", "embedding", "head", "norms", "predictor", "kv",
-                         * "states", "scratch", "results", "record", "exchange", "context", "cache", "staging",
-                         * "tables", "process" */
+                         * "states", "scratch", "results", "record", "exchange", "context", "cache",
+                         * "staging",   "tables", "process" */
     int32_t layer;      /* -1: not of one layer */
     uint64_t n_bytes;
 } pi_plan_part;
@@ -460,8 +460,8 @@ int32_t pi_model_layer_n_expert(const pi_model* model, int32_t layer);
 uint64_t pi_model_n_params(const pi_model* model);   /* weights in the file */
 uint64_t pi_model_n_bytes(const pi_model* model);    /* their bytes */
 bool pi_model_has_predictors(const pi_model* model); /* in at least one layer */
-/* Do layers fold all positions of a sequence into a state, as in Mamba-2, gated delta nets and short
- * convolutions? Then sequences can be cut to few positions: see pi_sequence_truncate. */
+/* Do layers fold all positions of a sequence into a state, as in Mamba-2, gated delta nets and
+ * short convolutions? Then sequences can be cut to few positions: see pi_sequence_truncate. */
 bool pi_model_has_states(const pi_model* model);
 /* The file's header; owned by the model. */
 const pi_gguf* pi_model_gguf(const pi_model* model);
@@ -505,14 +505,14 @@ int64_t pi_session_free_positions(const pi_session* session);
 /* Rows to compute. Row i is token[i] at the next free position of sequence seq[i]. Rows of one
  * sequence are in the order of their positions. */
 typedef struct pi_batch {
-    size_t struct_size;    /* sizeof(pi_batch) */
-    int32_t n;             /* rows, 1..n_batch */
-    const int32_t* token;  /* [n] */
-    const int32_t* seq;    /* [n], or NULL: all of sequence 0 */
-    const bool* keep;      /* [n]: keep the results of the row, for at most n_logits rows; or NULL:
-                            * keep those of the last row */
-    const bool* generated; /* [n]: the token was generated, so predictors mask its row under
-                            * PI_SPARSE_AUTO; or NULL: all rows are of a prompt */
+    size_t struct_size;     /* sizeof(pi_batch) */
+    int32_t n;              /* rows, 1..n_batch */
+    const int32_t* token;   /* [n] */
+    const int32_t* seq;     /* [n], or NULL: all of sequence 0 */
+    const bool* keep;       /* [n]: keep the results of the row, for at most n_logits rows; or NULL:
+                             * keep those of the last row */
+    const bool* generated;  /* [n]: the token was generated, so predictors mask its row under
+                             * PI_SPARSE_AUTO; or NULL: all rows are of a prompt */
     const bool* checkpoint; /* [n]: keep a checkpoint of the row's sequence before the row; or NULL:
                              * none. Only for models with states (pi_model_has_states) */
 } pi_batch;

@@ -76,30 +76,38 @@ const std::vector<std::unique_ptr<Subject>>& subjects() {
         shape.n_embd = 16, shape.n_ff = 32, shape.n_layer = 1;
         shape.n_head = 2, shape.n_head_kv = 1, shape.head_dim = 8;
         shape.activation = "relu", shape.down_t = true, shape.predictor_rank = 4;
-        tiny::write(tiny::describe(shape), folder / "model.gguf");
         pi_model_params how = pi_model_default_params();
         how.n_threads = 1;
-        const auto model = Model::load(folder / "model.gguf", how);
+        const auto load = [&](const char* name) {
+            tiny::write(tiny::describe(shape), folder / name);
+            return Model::load(folder / name, how);
+        };
+        const auto plain = load("plain.gguf");
+        shape.architecture = "lfm2", shape.taps = 3, shape.n_layer = 2;
+        const auto folding = load("folding.gguf");
         std::vector<std::unique_ptr<Subject>> made;
-        for (const auto& [type, sparse] :
-             {std::pair{ggml::DType::F16, PI_SPARSE_AUTO}, {ggml::DType::F32, PI_SPARSE_EXACT}}) {
+        const auto add = [&](const auto& model, ggml::DType type, pi_sparse sparse) {
             pi_session_params params = pi_session_default_params();
             params.n_ctx = kContext, params.n_seq = kSequences, params.n_threads = 1;
             params.type_k = params.type_v = uint32_t(type);
             params.sparse = sparse;
             made.push_back(std::make_unique<Subject>(model, params));
-        }
+        };
+        add(plain, ggml::DType::F16, PI_SPARSE_AUTO);
+        add(plain, ggml::DType::F32, PI_SPARSE_EXACT);
+        add(folding, ggml::DType::F16, PI_SPARSE_AUTO);
         return made;
     }();
     return all;
 }
 
-// A state of n positions with which nothing is wrong: tokens, flags, keys and values are the bytes
-// given, and zeros behind them.
+// A state of n positions with which nothing is wrong: tokens, flags, keys, values and what layers
+// have folded are the bytes given, and zeros behind them.
 Bytes framed(const Subject& s, int64_t n, const uint8_t* data, size_t size) {
     const size_t position = sizeof(int32_t) + size_t(s.session.sequences().kv().position_bytes());
     const size_t flags = kHeader + size_t(n) * sizeof(int32_t);
-    Bytes bytes(kHeader + size_t(n + 7) / 8 + size_t(n) * position);
+    const size_t folded = n ? size_t(s.session.sequences().states().layout().bytes()) : 0;
+    Bytes bytes(kHeader + size_t(n + 7) / 8 + size_t(n) * position + folded);
     std::copy_n(s.state.begin(), kKeysAt, bytes.begin());
     std::copy_n(data, std::min(size, bytes.size() - kHeader), bytes.begin() + kHeader);
     uint64_t keys[2] = {};
@@ -140,7 +148,8 @@ void go_on(Session& session, const Bytes& bytes) {
         const int32_t token = session.sequences().token(kLoaded, i);
         REQUIRE(token >= 0 && token < session.model->config.n_vocab);
     }
-    if (n == kContext) return;
+    const bool goes_on = session.sequences().find(kLoaded, n).has_value();
+    if (n == kContext || !goes_on) return;
     const std::vector<float> logits = next(session, kLoaded);
     REQUIRE(session.length(kLoaded) == n + 1);
     try {  // keys and values may be any, and give what cannot be drawn from
@@ -158,7 +167,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (size < 2) return 0;
     const uint8_t choice = data[0], count = data[1];
     data += 2, size -= 2;
-    Subject& s = *subjects()[choice % subjects().size()];
+    Subject& s = *subjects()[choice & 8 ? 2 : choice % 2];
     Session& session = s.session;
     session.copy(kKept, kShared, kPositions);
     session.copy(kKept, kLoaded, kPositions);
