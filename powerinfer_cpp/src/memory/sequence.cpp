@@ -9,34 +9,26 @@ namespace powerinfer {
 Sequences::Sequences(ggml::Carver& carver, const std::vector<Layer>& layers,
                      const pi_session_params& p, int64_t n_ram)
     : kv_(carver, layers, p, n_ram), n_seq_(p.n_seq), n_hidden_(p.n_checkpoints), n_ctx_(p.n_ctx) {
-    carver.take(length_, {all()});
+    carver.take(held_, {all()});
     carver.take(pages_, {all(), pages_of(p.n_ctx)});
-    carver.take(state_, {all()});
-    for (int32_t** to : {&next_, &before_}) carver.take(*to, {n_seq_});
-    for (int64_t** to : {&before_n_, &begun_}) carver.take(*to, {n_seq_});
-    carver.take(keeps_, {n_seq_});
-    carver.take(used_, {n_hidden_});
-    if (!length_) return;  // counted only
-    std::fill_n(state_, all(), -1);
-    for (int32_t* of : {next_, before_}) std::fill_n(of, n_seq_, -1);
-    for (int64_t* of : {before_n_, begun_}) std::fill_n(of, n_seq_, -1);
+    if (held_) std::fill_n(held_, all(), Held());
 }
 
 int64_t Sequences::hidden_owners(int32_t page, int64_t i) const {
     int64_t n = 0;
-    for (int32_t c = n_seq_; c < all(); c++) n += i * kKvPage < length_[c] && pages(c)[i] == page;
+    for (int32_t c = n_seq_; c < all(); c++) n += i * kKvPage < length(c) && pages(c)[i] == page;
     return n;
 }
 
 int64_t Sequences::free_pages() const {
     int64_t n = kv_.n_free() - n_hidden_;
     for (int32_t c = n_seq_; c < all(); c++) {
-        for (int64_t i = 0; i < pages_of(length_[c]); i++) {
+        for (int64_t i = 0; i < pages_of(length(c)); i++) {
             const int32_t page = pages(c)[i];
             if (kv_.owners(page) != hidden_owners(page, i)) continue;
             bool counted = false;  // with a checkpoint before
             for (int32_t b = n_seq_; b < c; b++) {
-                counted = counted || (i * kKvPage < length_[b] && pages(b)[i] == page);
+                counted = counted || (i * kKvPage < length(b) && pages(b)[i] == page);
             }
             n += !counted;
         }
@@ -46,14 +38,14 @@ int64_t Sequences::free_pages() const {
 
 int64_t Sequences::pages_for(const int64_t* added) const {
     const auto continues_in = [&](int32_t seq, int32_t page) {  // a page that it has begun
-        return added[seq] && length_[seq] % kKvPage && pages(seq)[length_[seq] / kKvPage] == page;
+        return added[seq] && length(seq) % kKvPage && pages(seq)[length(seq) / kKvPage] == page;
     };
     int64_t n = 0;
     for (int32_t i = 0; i < n_seq_; i++) {
         if (!added[i]) continue;
-        n += pages_of(length_[i] + added[i]) - pages_of(length_[i]);
-        if (length_[i] % kKvPage == 0) continue;
-        const int64_t last = length_[i] / kKvPage;
+        n += pages_of(length(i) + added[i]) - pages_of(length(i));
+        if (length(i) % kKvPage == 0) continue;
+        const int64_t last = length(i) / kKvPage;
         const int32_t page = pages(i)[last];
         const int64_t owners = kv_.owners(page) - hidden_owners(page, last);
         if (owners < 2) continue;
@@ -67,11 +59,12 @@ int64_t Sequences::pages_for(const int64_t* added) const {
 
 int64_t Sequences::own_pages(int32_t seq) const {
     int64_t n = 0;
-    for (int64_t i = 0; i < pages_of(length_[seq]); i++) n += !is_shared(pages(seq)[i], i);
+    for (int64_t i = 0; i < pages_of(length(seq)); i++) n += !is_shared(pages(seq)[i], i);
     return n;
 }
 
 void Sequences::require_pages(const char* what, int64_t n, int64_t returned) const {
+    if (n <= kv_.n_free() - n_hidden_ + returned) return;  // whatever checkpoints have
     const int64_t free = free_pages() + returned;
     if (n <= free) return;
     throw ggml::Error(
@@ -83,7 +76,7 @@ void Sequences::require_pages(const char* what, int64_t n, int64_t returned) con
 }
 
 ggml::KvSlot Sequences::append(int32_t seq, int32_t token, bool generated) {
-    const int64_t position = length_[seq]++, at = position % kKvPage;
+    const int64_t position = held_[seq].length++, at = position % kKvPage;
     int32_t& page = pages_[seq * pages_of(n_ctx_) + position / kKvPage];
     // A page that is shared with checkpoints alone need not be copied if they are dropped.
     const auto takes_page = [&] { return at == 0 || kv_.is_shared(page); };
@@ -109,24 +102,23 @@ void Sequences::replace(int32_t& slot, int32_t by) {
 }
 
 void Sequences::forget_call(int32_t seq) {
-    replace(before_[seq], -1);
-    before_n_[seq] = -1;
+    replace(held_[seq].before, -1);
+    held_[seq].before_n = -1;
 }
 
 void Sequences::begin(const int64_t* added) {
     for (int32_t i = 0; i < n_seq_; i++) {
-        begun_[i] = added[i] ? length_[i] : -1;
-        if (!added[i]) continue;
-        forget_call(i);  // its slot may be needed
-        keeps_[i] = added[i] <= kReplayedRows;
+        held_[i].begun = added[i] ? length(i) : -1;
+        held_[i].keeps = added[i] <= kReplayedRows;
+        if (added[i]) forget_call(i);  // its slot may be needed
     }
 }
 
 void Sequences::assign_states(RowsBySequence& rows) {
     for (int64_t i = 0; i < rows.n; i++) {
         SequenceRows& s = rows.sequences[i];
-        int32_t& next = next_[s.seq];
-        const int32_t before = next >= 0 ? next : state_[s.seq];
+        int32_t& next = held_[s.seq].next;
+        const int32_t before = next >= 0 ? next : held_[s.seq].state;
         s.before = before >= 0 ? states_.slot(before) : nullptr;
         if (next < 0) {
             next = states_.take();
@@ -136,37 +128,38 @@ void Sequences::assign_states(RowsBySequence& rows) {
             next = own;
         }
         s.after = states_.slot(next);
-        const int64_t first = length_[s.seq] - s.n - begun_[s.seq];
-        s.entered = keeps_[s.seq] ? states_.entered(s.seq, first) : nullptr;
+        const int64_t first = held_[s.seq].length - s.n - held_[s.seq].begun;
+        s.entered = held_[s.seq].keeps ? states_.entered(s.seq, first) : nullptr;
     }
 }
 
 void Sequences::commit() {
     for (int32_t i = 0; i < n_seq_; i++) {
-        if (next_[i] < 0) continue;
-        if (keeps_[i]) {
-            before_[i] = state_[i];
-            before_n_[i] = begun_[i];
-        } else if (state_[i] >= 0) {
-            states_.give_back(state_[i]);
+        Held& h = held_[i];
+        if (h.next < 0) continue;
+        if (h.keeps) {
+            h.before = h.state;
+            h.before_n = h.begun;
+        } else if (h.state >= 0) {
+            states_.give_back(h.state);
         }
-        state_[i] = next_[i];
-        next_[i] = -1;
+        h.state = h.next;
+        h.next = -1;
     }
 }
 
 void Sequences::rollback() {
     for (int32_t i = 0; i < n_seq_; i++) {
-        replace(next_[i], -1);
-        if (begun_[i] >= 0) truncate(i, begun_[i]);
+        replace(held_[i].next, -1);
+        if (held_[i].begun >= 0) truncate(i, held_[i].begun);
     }
 }
 
 void Sequences::truncate(int32_t seq, int64_t n) {
-    for (int64_t i = pages_of(n); i < pages_of(length_[seq]); i++) kv_.give_back(pages(seq)[i]);
-    length_[seq] = n;
+    for (int64_t i = pages_of(n); i < pages_of(length(seq)); i++) kv_.give_back(pages(seq)[i]);
+    held_[seq].length = n;
     if (n > 0) return;
-    replace(state_[seq], -1);
+    replace(held_[seq].state, -1);
     if (seq < n_seq_) forget_call(seq);
 }
 
@@ -188,13 +181,14 @@ bool Sequences::agree(int32_t a, int32_t b, int64_t n) const {
 }
 
 std::optional<Sequences::Known> Sequences::find(int32_t seq, int64_t n) const {
+    const Held& h = held_[seq];
     if (n == 0 || !states_) return Known();
-    if (n == length_[seq] && state_[seq] >= 0) return Known{state_[seq]};
-    if (n == before_n_[seq] && before_[seq] >= 0) return Known{before_[seq]};
+    if (n == h.length && h.state >= 0) return Known{h.state};
+    if (n == h.before_n && h.before >= 0) return Known{h.before};
     for (int32_t c = n_seq_; c < all(); c++) {
-        if (length_[c] == n && is_prefix(c, seq)) return Known{state_[c], 0, c};
+        if (length(c) == n && is_prefix(c, seq)) return Known{held_[c].state, 0, c};
     }
-    if (before_n_[seq] >= 0 && n > before_n_[seq]) return Known{before_[seq], n - before_n_[seq]};
+    if (h.before_n >= 0 && n > h.before_n) return Known{h.before, n - h.before_n};
     return std::nullopt;
 }
 
@@ -202,7 +196,7 @@ int64_t Sequences::continuable(int32_t seq, int64_t n) const {
     if (find(seq, n)) return n;
     int64_t best = 0;
     for (int32_t c = n_seq_; c < all(); c++) {
-        if (length_[c] > best && length_[c] < n && is_prefix(c, seq)) best = length_[c];
+        if (length(c) > best && length(c) < n && is_prefix(c, seq)) best = length(c);
     }
     return best;
 }
@@ -212,22 +206,22 @@ void Sequences::share_pages(int32_t from, int32_t to, int64_t n) {
         pages_[to * pages_of(n_ctx_) + i] = pages(from)[i];
         kv_.share(pages(from)[i]);
     }
-    length_[to] = n;
+    held_[to].length = n;
 }
 
 void Sequences::copy(int32_t from, int32_t to, int64_t n, const Known& state) {
-    if (state.checkpoint >= 0) used_[state.checkpoint - n_seq_] = ++clock_;
+    if (state.checkpoint >= 0) held_[state.checkpoint].used = ++clock_;
     if (from == to) {
         truncate(to, n);
     } else {
         truncate(to, 0);
         share_pages(from, to, n);
     }
-    if (n > 0) replace(state_[to], state.slot);
+    if (n > 0) replace(held_[to].state, state.slot);
 }
 
 Sequences::Fold Sequences::fold(int32_t seq) {
-    int32_t& slot = state_[seq];
+    int32_t& slot = held_[seq].state;
     const float* const before = slot >= 0 ? states_.slot(slot) : nullptr;
     if (slot < 0) {
         slot = states_.take();
@@ -241,13 +235,13 @@ Sequences::Fold Sequences::fold(int32_t seq) {
 
 float* Sequences::new_state(int32_t seq) {
     forget_state(seq);
-    state_[seq] = states_.take();
-    return states_.slot(state_[seq]);
+    held_[seq].state = states_.take();
+    return states_.slot(held_[seq].state);
 }
 
 void Sequences::forget_state(int32_t seq) {
     forget_call(seq);
-    replace(state_[seq], -1);
+    replace(held_[seq].state, -1);
 }
 
 double Sequences::worth(int32_t c) const {
@@ -257,17 +251,17 @@ double Sequences::worth(int32_t c) const {
     // Positions that would have to be computed again, from the next checkpoint before.
     int64_t before = 0;
     for (int32_t d = n_seq_; d < all(); d++) {
-        if (length_[d] > before && length_[d] < length_[c] && is_prefix(d, c)) before = length_[d];
+        if (length(d) > before && length(d) < length(c) && is_prefix(d, c)) before = length(d);
     }
-    return double(length_[c] - before) / double(1 + clock_ - used_[c - n_seq_]);
+    return double(length(c) - before) / double(1 + clock_ - held_[c].used);
 }
 
 int32_t Sequences::drop_checkpoint() {
     int32_t least = -1;
     std::pair<double, int64_t> of_least;
     for (int32_t c = n_seq_; c < all(); c++) {
-        if (length_[c] == 0) continue;
-        const std::pair here{worth(c), used_[c - n_seq_]};  // of equal ones the older
+        if (length(c) == 0) continue;
+        const std::pair here{worth(c), held_[c].used};  // of equal ones the older
         if (least >= 0 && here >= of_least) continue;
         least = c;
         of_least = here;
@@ -277,26 +271,26 @@ int32_t Sequences::drop_checkpoint() {
 }
 
 void Sequences::keep_checkpoint(int32_t seq) {
-    const int32_t slot = next_[seq] >= 0 ? next_[seq] : state_[seq];
+    const int32_t slot = held_[seq].next >= 0 ? held_[seq].next : held_[seq].state;
     if (!keeps_checkpoints() || slot < 0) return;
     int32_t to = -1;
     for (int32_t c = n_seq_; c < all(); c++) {
-        if (length_[c] == length_[seq] && is_prefix(c, seq)) {
-            used_[c - n_seq_] = ++clock_;
+        if (length(c) == length(seq) && is_prefix(c, seq)) {
+            held_[c].used = ++clock_;
             return;
         }
-        if (length_[c] == 0 && to < 0) to = c;
+        if (length(c) == 0 && to < 0) to = c;
     }
     if (to < 0) to = drop_checkpoint();
-    share_pages(seq, to, length_[seq]);
-    replace(state_[to], slot);
-    used_[to - n_seq_] = ++clock_;
+    share_pages(seq, to, length(seq));
+    replace(held_[to].state, slot);
+    held_[to].used = ++clock_;
 }
 
 std::vector<int64_t> Sequences::checkpoints() const {
     std::vector<int64_t> found;
     for (int32_t c = n_seq_; c < all(); c++) {
-        if (length_[c]) found.push_back(length_[c]);
+        if (length(c)) found.push_back(length(c));
     }
     return found;
 }

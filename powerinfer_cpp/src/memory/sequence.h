@@ -29,7 +29,7 @@ class Sequences {
 
     int32_t count() const { return n_seq_; }
     int64_t n_ctx() const { return n_ctx_; }
-    int64_t length(int32_t seq) const { return length_[seq]; }
+    int64_t length(int32_t seq) const { return held_[seq].length; }
     const KvPages& kv() const { return kv_; }
     const States& states() const { return states_; }
     // Pages of a sequence: page i holds the 64 positions from 64 i on.
@@ -107,8 +107,8 @@ class Sequences {
     // Are the first n positions of two sequences the same? Both have as many.
     bool agree(int32_t a, int32_t b, int64_t n) const;
     bool is_prefix(int32_t checkpoint, int32_t seq) const {
-        return length_[checkpoint] > 0 && length_[checkpoint] <= length_[seq] &&
-               agree(checkpoint, seq, length_[checkpoint]);
+        const int64_t n = length(checkpoint);
+        return n > 0 && n <= length(seq) && agree(checkpoint, seq, n);
     }
     double worth(int32_t checkpoint) const;
     // Drops the checkpoint of least worth and returns its number. There must be one.
@@ -121,19 +121,22 @@ class Sequences {
     States states_;
     int32_t n_seq_ = 0, n_hidden_ = 0;
     int64_t n_ctx_ = 0;
-    int64_t* length_ = nullptr;  // [all]
-    int32_t* pages_ = nullptr;   // [all, pages_of(n_ctx)]
-    // Slots of States, or -1. With positions but without a state a sequence cannot be continued.
-    int32_t* state_ = nullptr;  // [all], of all positions
-    int32_t* next_ = nullptr;   // [n_seq], in a call: of the positions so far
-    // Of the last call, if what entered in its rows was kept: the state before, and the position;
-    // -1: not kept.
-    int32_t* before_ = nullptr;    // [n_seq]
-    int64_t* before_n_ = nullptr;  // [n_seq]
-    int64_t* begun_ = nullptr;     // [n_seq], in a call: positions before it; -1: not in the call
-    bool* keeps_ = nullptr;        // [n_seq], in a call: what enters is kept
-    int64_t* used_ = nullptr;      // [n_hidden], when a checkpoint was last of use
-    int64_t clock_ = 0;            // of uses
+    struct Held {
+        int64_t length = 0;
+        // Slots of States, or -1: of all positions, and in a call of those so far. With positions
+        // but without a state a sequence cannot be continued.
+        int32_t state = -1, next = -1;
+        // Of the last call, if what entered in its rows was kept: the state before (-1: zeros), and
+        // the position; -1: not kept.
+        int32_t before = -1;
+        int64_t before_n = -1;
+        int64_t begun = -1;  // in a call: positions before it; -1: not in the call
+        bool keeps = false;  // in a call: what enters is kept
+        int64_t used = 0;    // when a checkpoint was last of use
+    };
+    Held* held_ = nullptr;      // [all]
+    int32_t* pages_ = nullptr;  // [all, pages_of(n_ctx)]
+    int64_t clock_ = 0;         // of uses
 };
 
 }  // namespace powerinfer
