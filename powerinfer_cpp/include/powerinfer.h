@@ -353,7 +353,7 @@ typedef struct pi_plan_part {
     const char* tier;   /* "ram", "gpu" */
     const char* name;   /* "attention", "ffn", "embedding", "head", "norms", "predictor", "kv",
                          * "states", "scratch", "results", "record", "exchange", "context", "cache",
-                         * "staging",   "tables", "process" */
+                         * "staging", "tables", "process" */
     int32_t layer;      /* -1: not of one layer */
     uint64_t n_bytes;
 } pi_plan_part;

@@ -43,7 +43,7 @@ RowsBySequence::RowsBySequence(ggml::Carver& carver, int64_t max_rows, int64_t m
     carver.take(sequences, {n_seq});
     carver.take(rows, {max_rows});
     carver.take(count, {n_seq});
-    carver.take(for_operators, {2, n_seq});
+    carver.take(for_operators, {n_seq});
 }
 
 void RowsBySequence::group(const int32_t* seq, int64_t n_rows) {
@@ -61,13 +61,12 @@ void RowsBySequence::group(const int32_t* seq, int64_t n_rows) {
     for (int64_t t = 0; t < n_rows; t++) rows[count[seq[t]]++] = int32_t(t);
 }
 
-const ggml::StateRows* RowsBySequence::at(int64_t at, int which) const {
-    ggml::StateRows* const to = for_operators + which * n_seq;
+const ggml::StateRows* RowsBySequence::at(int64_t at) const {
     for (int64_t i = 0; i < n; i++) {
         const SequenceRows& s = sequences[i];
-        to[i] = {rows + s.first, s.n, s.before ? s.before + at : nullptr, s.after + at};
+        for_operators[i] = {rows + s.first, s.n, s.before ? s.before + at : nullptr, s.after + at};
     }
-    return to;
+    return for_operators;
 }
 
 }  // namespace powerinfer

@@ -75,14 +75,14 @@ struct RowsBySequence {
     // Groups the n rows with these sequences. What a group's states are is left to be filled.
     void group(const int32_t* seq, int64_t n_rows);
     // The groups for an operator, whose part of a state begins `at` floats into a slot. Valid until
-    // the next call with this `which`, 0 or 1.
-    const ggml::StateRows* at(int64_t at, int which = 0) const;
+    // the next call.
+    const ggml::StateRows* at(int64_t at) const;
 
     int64_t n = 0;
     SequenceRows* sequences = nullptr;         // [n_seq]
     int32_t* rows = nullptr;                   // [max_rows], those of a sequence ascending
     int32_t* count = nullptr;                  // [n_seq], scratch
-    ggml::StateRows* for_operators = nullptr;  // [2, n_seq]
+    ggml::StateRows* for_operators = nullptr;  // [n_seq]
     int64_t n_seq = 0, n_entering = 0;
 };
 

@@ -86,7 +86,8 @@ def read_parts(gguf: Gguf, n_ctx: int, n_ubatch: int, type_kv: int = 1) -> list[
     kv = plan["kv"]
     for i, layer in enumerate(sorted(layers)):  # evenly, to the byte
         sizes["kv", layer] = kv * (i + 1) // len(layers) - kv * i // len(layers)
-    sizes["scratch", -1] = plan["scratch"] + plan["results"]
+    # States belong to no layer here: a device has none of theirs.
+    sizes["scratch", -1] = plan["scratch"] + plan["results"] + plan.get("states", 0)
     return [
         Part(kind, layer, n, looked_up=tied and kind == "head")
         for (kind, layer), n in sorted(sizes.items())
