@@ -30,7 +30,7 @@ def test_corpus(name: str) -> None:
 @pytest.mark.slow
 def test_tools_compile() -> None:
     """Those that measure, which no build makes without being asked."""
-    tools = ("gpu_model", "gpu_speed", "one_strip", "storage_speed", "batch_speed")
+    tools = ("gpu_model", "gpu_speed", "one_strip", "state_speed", "storage_speed", "batch_speed")
     command = ["cmake", "--build", CPU, "--target", *tools]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]

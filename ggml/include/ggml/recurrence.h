@@ -34,14 +34,14 @@ struct Convolution {
 void convolve(Context& context, const Convolution& how, const StateRows* sequences,
               int64_t n_sequences, const float* x, int64_t x_row, float* y, int64_t y_row);
 
-// The state of a head is a matrix [rows, cols] of which kStateColumns columns lie together: blocks
-// of [rows][kStateColumns], the last one narrower if need be. So a pass over a block of columns
-// reads memory in order.
-constexpr int64_t kStateColumns = 16;
-// The place of a value.
-inline int64_t state_at(int64_t rows, int64_t cols, int64_t row, int64_t col) {
-    const int64_t first = col - col % kStateColumns, rest = cols - first;
-    return first * rows + row * (rest < kStateColumns ? rest : kStateColumns) + col - first;
+// The state of a head is a matrix [rows, cols] of which some adjacent columns form a block: blocks
+// of [rows][kScanColumns] or [rows][kDeltaColumns], the last one narrower if need be. So a pass
+// over a block reads memory in order.
+constexpr int64_t kScanColumns = 16, kDeltaColumns = 32;
+// The place of a value, in blocks of so many columns.
+inline int64_t state_at(int64_t rows, int64_t cols, int64_t block, int64_t row, int64_t col) {
+    const int64_t first = col - col % block, rest = cols - first;
+    return first * rows + row * (rest < block ? rest : block) + col - first;
 }
 
 // Mamba-2 (arXiv 2405.21060), for each head with its own dt, a, d, x [head_dim] and state S

@@ -33,7 +33,7 @@ void scan(const Mamba2Scan& how, int64_t head, const StateRows& sequence, const 
             const float added = step.factor[0] * x[p];
             float sum = 0;
             for (int64_t r = 0; r < rows; r++) {
-                float& s = state[state_at(rows, cols, r, p)];
+                float& s = state[state_at(rows, cols, kScanColumns, r, p)];
                 s = step.decay[0] * s + b[r] * added;
                 sum += c[r] * s;
             }
@@ -55,13 +55,13 @@ void delta(const DeltaRule& how, int64_t head, const StateRows& sequence, const 
         for (int64_t c = 0; c < cols; c++) {
             float seen = 0, sum = 0;
             for (int64_t r = 0; r < rows; r++) {
-                float& s = state[state_at(rows, cols, r, c)];
+                float& s = state[state_at(rows, cols, kDeltaColumns, r, c)];
                 s *= step.decay[0];
                 seen += s * k[r];
             }
             const float change = step.factor[0] * (v[c] - seen);
             for (int64_t r = 0; r < rows; r++) {
-                float& s = state[state_at(rows, cols, r, c)];
+                float& s = state[state_at(rows, cols, kDeltaColumns, r, c)];
                 s += k[r] * change;
                 sum += s * q[r];
             }

@@ -14,6 +14,21 @@ inline void store(float* p, f32x16 v) {
     store(p, v.a);
     store(p + 8, v.b);
 }
+// Stores past the caches; p is aligned.
+inline void stream(float* p, f32x16 v) {
+#ifdef __AVX__
+    _mm256_stream_ps(p, v.a);
+    _mm256_stream_ps(p + 8, v.b);
+#else
+    store(p, v);
+#endif
+}
+// Other threads see what they read after this one has told them that it is done.
+inline void end_streams() {
+#ifdef __AVX__
+    _mm_sfence();
+#endif
+}
 inline f32x16 spread(float v) {
     return {splat(v), splat(v)};
 }
@@ -27,7 +42,7 @@ inline f32x16 sub_product(f32x16 sum, f32x16 a, f32x16 b) {
     return {sub_product(sum.a, a.a, b.a), sub_product(sum.b, a.b, b.b)};
 }
 
-constexpr int kTileRows = 4;  // of a state that registers hold beside what the rows bring
+constexpr int kTileRows = 4;  // of Mamba-2's state in registers, beside what positions bring
 
 }  // namespace ggml::cpu::GGML_ISA
 

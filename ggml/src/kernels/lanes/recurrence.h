@@ -1,6 +1,5 @@
-// Mamba-2 and the gated delta rule. Lanes are the columns of a state, of which a block has sixteen
-// (f32x16, see recurrence.cpp here and in avx512), so sums over its rows need no horizontal
-// additions.
+// Mamba-2 and the gated delta rule. Lanes are the columns of a state, sixteen in a word (f32x16,
+// see recurrence.cpp here and in avx512), so sums over its rows need no horizontal additions.
 //
 // Every value of a state has its own operations, and every sum one order, so bits do not depend on
 // how many rows are computed together.
@@ -17,20 +16,33 @@ namespace {
     return a < b ? a : b;
 }
 
-// `width` values, and zeros beside them. `whole`: all sixteen.
-template <bool whole>
+// How the rows of a block of columns are read and written: as words, the last of which may have
+// fewer columns and zeros beside them; or only whole ones; or these past the caches: a block that
+// is not read again soon would first be fetched to be overwritten.
+enum class Columns : uint8_t { part, whole, streamed };
+constexpr int64_t kWord = 16;
+
+// The word at p of a row, which has `width` columns from there on.
+template <Columns kind>
 inline f32x16 load_columns(const float* p, int64_t width) {
-    if (whole) return load16(p);
-    float values[kStateColumns] = {};
+    if (kind != Columns::part || width >= kWord) return load16(p);
+    float values[kWord] = {};
     for (int64_t i = 0; i < width; i++) values[i] = p[i];
     return load16(values);
 }
-template <bool whole>
+template <Columns kind>
 inline void store_columns(float* p, f32x16 v, int64_t width) {
-    if (whole) return store(p, v);
-    float values[kStateColumns];
+    if (kind == Columns::streamed) return stream(p, v);
+    if (kind == Columns::whole || width >= kWord) return store(p, v);
+    float values[kWord];
     store(values, v);
     for (int64_t i = 0; i < width; i++) p[i] = values[i];
+}
+
+// Is the new state of `n` rows written once, to another place than it is read from?
+inline bool streams(const StateRows& sequence, int64_t n, const float* from, const float* to) {
+    constexpr int64_t line = 64;
+    return sequence.n <= n && from != to && uintptr_t(to) % line == 0;
 }
 
 // Where a state is read: zeros are written if there is none, and so is what no row changes.
@@ -48,28 +60,36 @@ inline const float* begin_state(const StateRows& sequence, int64_t at, int64_t s
 }
 
 // ---- Mamba-2 ---------------------------------------------------------------------------------
+static_assert(kScanColumns == kWord, "a block of columns is a word");
 constexpr int64_t kBlocks = 4;       // of columns that share copies of B and C
 constexpr int64_t kCopiedRows = 32;  // of a state, whose B and C are copied together
 
 // What a head's next rows bring, copied, so that rows that lie far apart do not drive each other
 // from the cache.
 struct Copies {
-    float x[kBlocks][kSteps][kStateColumns];  // dt x
-    float y[kBlocks][kSteps][kStateColumns];  // sums so far
+    float x[kBlocks][kSteps][kScanColumns];  // dt x
+    float y[kBlocks][kSteps][kScanColumns];  // sums so far
     float b[kSteps][kCopiedRows], c[kSteps][kCopiedRows];
+};
+// B and C for some rows of a state, those of a step `apart` from those of the step before.
+struct Factors {
+    const float *b, *c;
+    int64_t apart;
 };
 
 // R rows of a block of columns stay in registers for all steps.
-template <int R, bool whole>
-inline void scan_tile(const float* from, float* to, int64_t width, int64_t block, int64_t row,
-                      const Steps& steps, int64_t n, Copies& copies) {
+template <int R, Columns kind>
+inline void scan_tile(const float* from, float* to, int64_t width, int64_t block,
+                      const Factors& factors, int64_t row, const Steps& steps, int64_t n,
+                      Copies& copies) {
     f32x16 state[R];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) state[r] = load_columns<whole>(from + r * width, width);
+    for (int r = 0; r < R; r++) state[r] = load_columns<kind>(from + r * width, width);
     for (int64_t t = 0; t < n; t++) {
         const f32x16 decay = spread(steps.decay[t]), x = load16(copies.x[block][t]);
         f32x16 sum = load16(copies.y[block][t]);
-        const float *b = copies.b[t] + row, *c = copies.c[t] + row;
+        const int64_t at = t * factors.apart + row;
+        const float *b = factors.b + at, *c = factors.c + at;
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
             state[r] = add_product(mul(decay, state[r]), spread(b[r]), x);
@@ -78,62 +98,69 @@ inline void scan_tile(const float* from, float* to, int64_t width, int64_t block
         store(copies.y[block][t], sum);
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) store_columns<whole>(to + r * width, state[r], width);
+    for (int r = 0; r < R; r++) store_columns<kind>(to + r * width, state[r], width);
 }
 
-// `rows` rows of a block, up to kCopiedRows.
-template <bool whole>
+// `rows` rows of a block of columns.
+template <Columns kind>
 void scan_block(const float* from, float* to, int64_t rows, int64_t width, int64_t block,
-                const Steps& steps, int64_t n, Copies& copies) {
+                const Factors& factors, const Steps& steps, int64_t n, Copies& copies) {
     int64_t r = 0;
-    for (; r + kTileRows <= rows; r += kTileRows) {
-        scan_tile<kTileRows, whole>(from + r * width, to + r * width, width, block, r, steps, n,
-                                    copies);
-    }
-    for (; r < rows; r++) {
-        scan_tile<1, whole>(from + r * width, to + r * width, width, block, r, steps, n, copies);
-    }
+    const auto tile = [&](auto rows_of_tile) {
+        constexpr int R = rows_of_tile;
+        scan_tile<R, kind>(from + r * width, to + r * width, width, block, factors, r, steps, n,
+                           copies);
+        r += R;
+    };
+    while (r + kTileRows <= rows) tile(Count<kTileRows>());
+    while (r < rows) tile(Count<1>());
 }
 
 // Columns [first, first + cols) of a head for n rows, up to kBlocks blocks.
 void scan_columns(const Mamba2Scan& how, int64_t head, const int32_t* rows, int64_t n,
                   const Steps& steps, int64_t first, int64_t cols, const float* from, float* to,
-                  const Heads& y) {
+                  bool streamed, const Heads& y) {
     Copies copies;
     const int64_t n_state = how.n_state, group = served_by(how, head);
     for (int64_t i = 0; i < n; i++) {
         const float* x = values(how.x, rows[i], head) + first;
-        for (int64_t c = 0; c < kBlocks * kStateColumns; c++) {
-            float& value = copies.x[c / kStateColumns][i][c % kStateColumns];
+        for (int64_t c = 0; c < kBlocks * kScanColumns; c++) {
+            float& value = copies.x[c / kScanColumns][i][c % kScanColumns];
             value = c < cols ? steps.factor[i] * x[c] : 0;
-            copies.y[c / kStateColumns][i][c % kStateColumns] = 0;
+            copies.y[c / kScanColumns][i][c % kScanColumns] = 0;
         }
     }
-    for (int64_t row = 0; row < n_state; row += kCopiedRows) {
-        const int64_t some = least(kCopiedRows, n_state - row);
+    // A single row needs no copies, and then the state is read in order.
+    const int64_t most = n == 1 ? n_state : kCopiedRows;
+    for (int64_t row = 0; row < n_state; row += most) {
+        const int64_t some = least(most, n_state - row);
+        Factors factors = {copies.b[0], copies.c[0], kCopiedRows};
         for (int64_t i = 0; i < n; i++) {
             const float* b = values(how.b, rows[i], group) + row;
             const float* c = values(how.c, rows[i], group) + row;
+            if (n == 1) {
+                factors = {b, c, 0};
+                break;
+            }
             for (int64_t r = 0; r < some; r++) {
                 copies.b[i][r] = b[r];
                 copies.c[i][r] = c[r];
             }
         }
-        for (int64_t col = 0; col < cols; col += kStateColumns) {
-            const int64_t width = least(kStateColumns, cols - col);
-            const int64_t at = (first + col) * n_state + row * width, block = col / kStateColumns;
-            if (width == kStateColumns) {
-                scan_block<true>(from + at, to + at, some, width, block, steps, n, copies);
-            } else {
-                scan_block<false>(from + at, to + at, some, width, block, steps, n, copies);
-            }
+        for (int64_t col = 0; col < cols; col += kScanColumns) {
+            const int64_t width = least(kScanColumns, cols - col);
+            const int64_t at = (first + col) * n_state + row * width, block = col / kScanColumns;
+            const auto compute = width < kScanColumns ? scan_block<Columns::part>
+                                 : streamed           ? scan_block<Columns::streamed>
+                                                      : scan_block<Columns::whole>;
+            compute(from + at, to + at, some, width, block, factors, steps, n, copies);
         }
     }
     for (int64_t i = 0; i < n; i++) {
         const float* x = values(how.x, rows[i], head) + first;
         float* const out = values(y, rows[i], head) + first;
         for (int64_t c = 0; c < cols; c++) {
-            out[c] = copies.y[c / kStateColumns][i][c % kStateColumns] + how.d[head] * x[c];
+            out[c] = copies.y[c / kScanColumns][i][c % kScanColumns] + how.d[head] * x[c];
         }
     }
 }
@@ -142,20 +169,23 @@ void scan(const Mamba2Scan& how, int64_t head, const StateRows& sequence, const 
     const int64_t cols = how.head_dim, size = cols * how.n_state;
     const float* from = begin_state(sequence, head * size, size);
     float* const to = sequence.after + head * size;
+    const bool streamed = streams(sequence, kSteps, from, to);
     for (int64_t t = 0; t < sequence.n; t += kSteps) {
         const int64_t n = least(kSteps, sequence.n - t);
         const int32_t* rows = sequence.rows + t;
         Steps steps;
         find_steps(how, head, rows, n, steps);
-        for (int64_t c = 0; c < cols; c += kBlocks * kStateColumns) {
-            const int64_t some = least(kBlocks * kStateColumns, cols - c);
-            scan_columns(how, head, rows, n, steps, c, some, from, to, y);
+        for (int64_t c = 0; c < cols; c += kBlocks * kScanColumns) {
+            const int64_t some = least(kBlocks * kScanColumns, cols - c);
+            scan_columns(how, head, rows, n, steps, c, some, from, to, streamed, y);
         }
         from = to;
     }
+    if (streamed) end_streams();
 }
 
 // ---- the gated delta rule --------------------------------------------------------------------
+constexpr int kWords = kDeltaColumns / kWord;  // of a row of a block
 constexpr int64_t kCopied = 4096;  // values of q and k that are copied for the next rows, at most
 
 // What the next rows bring: q and k, and their product.
@@ -177,38 +207,85 @@ inline float dot(const float* a, const float* b, int64_t n) {
     return total;
 }
 
-// One row and one block of columns. S^T k and S^T q are one pass over the state before the row:
-// with it the result is decay S^T q + (k . q) delta. Even and odd rows have sums of their own.
-template <bool whole>
-inline void delta_step(const float* from, float* to, int64_t rows, int64_t width, const float* q,
-                       const float* k, float product, float decay, float beta, const float* v,
-                       float* y) {
-    f32x16 seen[2], sum[2];
-    for (int i = 0; i < 2; i++) seen[i] = sum[i] = spread(0);
-    int64_t r = 0;
-    for (; r + 2 <= rows; r += 2) {
+// What a step adds to W words of columns: S = decay S + k (x) delta.
+template <int W>
+struct Change {
+    float decay;
+    const float* k;
+    f32x16 delta[W];
+};
+// S^T k and S^T q.
+template <int W>
+struct Reads {
+    f32x16 seen[W], sum[W];
+};
+
+// One pass over a block of columns: applies the change of the last step, if any, and reads the new
+// state for the next one, if any. Its rows add up in order.
+template <Columns kind, int W, bool change, bool read>
+inline void pass(const float* from, float* to, int64_t rows, int64_t width, const Change<W>& last,
+                 const float* q, const float* k, Reads<W>& reads) {
+    const f32x16 decay = spread(change ? last.decay : 0);
+    f32x16 seen[W], sum[W];
+    for (int w = 0; w < W; w++) seen[w] = sum[w] = spread(0);
+    for (int64_t r = 0; r < rows; r++, from += width, to += width) {
 #pragma GCC unroll 2
-        for (int i = 0; i < 2; i++) {
-            const f32x16 state = load_columns<whole>(from + (r + i) * width, width);
-            seen[i] = add_product(seen[i], spread(k[r + i]), state);
-            sum[i] = add_product(sum[i], spread(q[r + i]), state);
+        for (int w = 0; w < W; w++) {
+            const int64_t at = w * kWord;
+            if (kind == Columns::part && at >= width) break;
+            f32x16 state = load_columns<kind>(from + at, width - at);
+            if (change) {
+                state = add_product(mul(decay, state), spread(last.k[r]), last.delta[w]);
+                store_columns<kind>(to + at, state, width - at);
+            }
+            if (read) {
+                seen[w] = add_product(seen[w], spread(k[r]), state);
+                sum[w] = add_product(sum[w], spread(q[r]), state);
+            }
         }
     }
-    if (r < rows) {
-        const f32x16 state = load_columns<whole>(from + r * width, width);
-        seen[0] = add_product(seen[0], spread(k[r]), state);
-        sum[0] = add_product(sum[0], spread(q[r]), state);
+    if (!read) return;
+    for (int w = 0; w < W; w++) {
+        reads.seen[w] = seen[w];
+        reads.sum[w] = sum[w];
     }
-    const f32x16 one = spread(1), by = spread(decay);
-    const f32x16 known = add_product(seen[0], one, seen[1]);
-    const f32x16 delta = mul(spread(beta), sub_product(load_columns<whole>(v, width), by, known));
-    for (r = 0; r < rows; r++) {
-        const f32x16 state = load_columns<whole>(from + r * width, width);
-        store_columns<whole>(to + r * width, add_product(mul(by, state), spread(k[r]), delta),
-                             width);
+}
+
+// n steps of the `width` columns from `col` on, a block. A step's result is decay S^T q + (k . q)
+// delta of the state before it, so one pass reads all that it needs, and the next one applies its
+// change.
+template <Columns kind, int W>
+void delta_block(const DeltaRule& how, int64_t head, const int32_t* rows, int64_t n,
+                 const Steps& steps, const Keys& keys, int64_t col, int64_t width,
+                 const float* from, float* to, const Heads& y) {
+    constexpr Columns kept = kind == Columns::part ? kind : Columns::whole;
+    Change<W> change = {};
+    Reads<W> reads;
+    for (int64_t i = 0; i < n; i++) {
+        const float *q = keys.q[i], *k = keys.k[i];
+        if (i == 0) {
+            pass<kept, W, false, true>(from, to, how.head_dim, width, change, q, k, reads);
+        } else {
+            pass<kept, W, true, true>(from, to, how.head_dim, width, change, q, k, reads);
+            from = to;
+        }
+        const float* v = values(how.v, rows[i], head) + col;
+        float* const out = values(y, rows[i], head) + col;
+        const f32x16 decay = spread(steps.decay[i]);
+        change.decay = steps.decay[i];
+        change.k = k;
+        for (int w = 0; w < W; w++) {
+            const int64_t at = w * kWord;
+            if (at >= width) break;
+            const f32x16 value = load_columns<kept>(v + at, width - at);
+            const f32x16 more = sub_product(value, decay, reads.seen[w]);
+            change.delta[w] = mul(spread(steps.factor[i]), more);
+            const f32x16 old = mul(decay, reads.sum[w]);
+            store_columns<kept>(
+                out + at, add_product(old, spread(keys.product[i]), change.delta[w]), width - at);
+        }
     }
-    const f32x16 old = mul(by, add_product(sum[0], one, sum[1]));
-    store_columns<whole>(y, add_product(old, spread(product), delta), width);
+    pass<kind, W, true, false>(from, to, how.head_dim, width, change, nullptr, nullptr, reads);
 }
 
 void delta(const DeltaRule& how, int64_t head, const StateRows& sequence, const Heads& y) {
@@ -216,6 +293,7 @@ void delta(const DeltaRule& how, int64_t head, const StateRows& sequence, const 
     const int64_t of_k = served_by(how, head), most = kCopied / 2 / rows;
     const float* from = begin_state(sequence, head * size, size);
     float* const to = sequence.after + head * size;
+    const bool streamed = streams(sequence, 1, from, to);
     float copied[kCopied];
     for (int64_t t = 0, n = 0; t < sequence.n; t += n) {
         n = least(least(most < 1 ? 1 : most, kSteps), sequence.n - t);
@@ -236,18 +314,17 @@ void delta(const DeltaRule& how, int64_t head, const StateRows& sequence, const 
             keys.q[i] = q;
             keys.k[i] = k;
         }
-        for (int64_t col = 0; col < cols; col += kStateColumns) {
-            const int64_t width = least(kStateColumns, cols - col);
-            for (int64_t i = 0; i < n; i++) {
-                const float* state = (i ? to : from) + col * rows;
-                const auto step = width == kStateColumns ? delta_step<true> : delta_step<false>;
-                step(state, to + col * rows, rows, width, keys.q[i], keys.k[i], keys.product[i],
-                     steps.decay[i], steps.factor[i], values(how.v, at[i], head) + col,
-                     values(y, at[i], head) + col);
-            }
+        for (int64_t col = 0; col < cols; col += kDeltaColumns) {
+            const int64_t width = least(kDeltaColumns, cols - col);
+            const auto compute = width < kDeltaColumns ? delta_block<Columns::part, kWords>
+                                 : streamed            ? delta_block<Columns::streamed, kWords>
+                                                       : delta_block<Columns::whole, kWords>;
+            compute(how, head, at, n, steps, keys, col, width, from + col * rows, to + col * rows,
+                    y);
         }
         from = to;
     }
+    if (streamed) end_streams();
 }
 
 }  // namespace
