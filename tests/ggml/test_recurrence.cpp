@@ -31,13 +31,30 @@ struct Text {
     Floats out, state;
 };
 
+// Floats that begin with a cache line, or beside one: new states may be stored past the caches.
+class Block {
+ public:
+    Block(int64_t n, bool aligned) : room_(size_t(n + 32), NAN), n_(n) {
+        const auto address = reinterpret_cast<uintptr_t>(room_.data()) / sizeof(float);
+        first_ = (16 - address % 16) % 16 + (aligned ? 0 : 1);
+    }
+    float* data() { return room_.data() + first_; }
+    Floats values() { return {data(), data() + n_}; }
+
+ private:
+    Floats room_;
+    int64_t n_;
+    size_t first_;
+};
+
 // Computes texts in passes of up to `cut` rows of each, whose rows lie in turns. In place: a
 // state's block is read and written; else two blocks take turns.
 void compute(Context& context, const Op& op, std::vector<Text>& texts, int64_t cut, bool in_place) {
-    std::vector<Floats> old(texts.size()), next(texts.size());
-    for (size_t s = 0; s < texts.size(); s++) {
-        old[s] = next[s] = Floats(size_t(op.state), NAN);
-        texts[s].out.clear();
+    std::vector<Block> old, next;
+    for (Text& text : texts) {
+        old.emplace_back(op.state, true);
+        next.emplace_back(op.state, old.size() % 2 == 1);
+        text.out.clear();
     }
     bool more = true;
     for (int64_t at = 0; more; at += cut) {
@@ -71,7 +88,7 @@ void compute(Context& context, const Op& op, std::vector<Text>& texts, int64_t c
             }
         }
     }
-    for (size_t s = 0; s < texts.size(); s++) texts[s].state = old[s];
+    for (size_t s = 0; s < texts.size(); s++) texts[s].state = old[s].values();
 }
 
 double distance(const Floats& got, const Doubles& expected) {

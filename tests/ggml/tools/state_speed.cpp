@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ggml/context.h"
+#include "ggml/file_io.h"
 #include "ggml/recurrence.h"
 
 using namespace ggml;
@@ -39,7 +40,12 @@ struct Bench {
         const char* model, const char* what, int64_t layers, int64_t state,
         const std::function<void(const StateRows&)>& call,
         const std::function<void()>& prepare = [] {}) const {
-        Floats a = some(layers * state, -0.1f, 0.1f), b = a;
+        // As a session has them: aligned.
+        const Floats start = some(std::max<int64_t>(1, layers * state), -0.1f, 0.1f);
+        const Memory first(start.size() * sizeof(float), "states"), second(first.size(), "states");
+        float *a = first.as<float>(), *b = second.as<float>();
+        std::copy(start.begin(), start.end(), a);
+        std::copy(start.begin(), start.end(), b);
         std::vector<int32_t> ids(static_cast<size_t>(rows));
         std::iota(ids.begin(), ids.end(), 0);
         double best = 1e30, best_cpu = 1e30;
@@ -49,7 +55,7 @@ struct Bench {
                 prepare();
                 const auto begin = std::chrono::steady_clock::now();
                 const double cpu_begin = cpu_seconds();
-                call({ids.data(), rows, a.data() + l * state, b.data() + l * state});
+                call({ids.data(), rows, a + l * state, b + l * state});
                 cpu += cpu_seconds() - cpu_begin;
                 took +=
                     std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -66,10 +72,13 @@ struct Bench {
         const Floats weight = some(channels * taps, -1, 1), bias = some(channels, -1, 1);
         const Convolution how = {channels, taps, weight.data(), bias.data(), silu};
         const Floats x = some(rows * width, -1, 1);
-        Floats y = x;
-        run(model, "convolve", layers, how.state(), [&](const StateRows& sequence) {
-            convolve(context, how, &sequence, 1, x.data(), width, y.data(), width);
-        });
+        Floats y = x;  // in place
+        run(
+            model, "convolve", layers, how.state(),
+            [&](const StateRows& sequence) {
+                convolve(context, how, &sequence, 1, y.data(), width, y.data(), width);
+            },
+            [&] { y = x; });
     }
 
     void norm(const char* model, int64_t layers, int64_t groups, int64_t size,

@@ -183,43 +183,76 @@ void rope(float* x, int64_t n_head, int64_t head_dim, const float* cos_sin, int6
     }
 }
 
-// The last taps - 1 columns of x are in a ring: column t in place t % (taps - 1).
-void convolve(const Convolution& how, int64_t first, int64_t n, const StateRows& sequence,
-              const float* x, int64_t x_row, float* y, int64_t y_row) {
-    const int64_t taps = how.taps, past = taps - 1;
+// What convolve() keeps of some channels: weights, and the last taps - 1 columns of x in a ring,
+// column t in place t % (taps - 1).
+struct Convolved {
     float weight[kMostTaps][kConvolved], columns[kMostTaps][kConvolved], bias[kConvolved];
-    for (int64_t j = 0; j < taps; j++) {
-        const float* w = how.weight + first * taps + j;
-        for (int64_t c = 0; c < n; c++) weight[j][c] = w[c * taps];
+    float sum[kConvolved];
+};
+
+// A row of n channels, and x in the place of the oldest column. known: taps, or 0 for any number.
+template <int64_t known>
+inline void convolve_row(Convolved& v, int64_t taps, int64_t t, const float* x, int64_t n) {
+    const int64_t past = (known ? known : taps) - 1;
+    if (known) {  // all taps in one loop
+        float* columns[known + 1];
+        for (int64_t j = 0; j < past; j++) columns[j] = v.columns[(t + j) % past];
+        for (int64_t c = 0; c < n; c++) {
+            float sum = v.bias[c];
+            for (int64_t j = 0; j < past; j++) sum += v.weight[j][c] * columns[j][c];
+            v.sum[c] = sum + v.weight[past][c] * x[c];
+        }
+    } else {
+        for (int64_t c = 0; c < n; c++) v.sum[c] = v.bias[c];
+        for (int64_t j = 0; j < past; j++) {
+            const float* column = v.columns[(t + j) % past];
+            for (int64_t c = 0; c < n; c++) v.sum[c] += v.weight[j][c] * column[c];
+        }
+        for (int64_t c = 0; c < n; c++) v.sum[c] += v.weight[past][c] * x[c];
+    }
+    if (past == 0) return;
+    float* column = v.columns[t % past];
+    for (int64_t c = 0; c < n; c++) column[c] = x[c];
+}
+
+template <int64_t known>
+void convolve_some(const Convolution& how, int64_t first, int64_t n, const StateRows& sequence,
+                   const float* x, int64_t x_row, float* y, int64_t y_row) {
+    const int64_t taps = known ? known : how.taps, past = taps - 1;
+    Convolved v;
+    const float* weight = how.weight + first * taps;
+    for (int64_t c = 0; c < n; c++) {
+        for (int64_t j = 0; j < taps; j++) v.weight[j][c] = weight[c * taps + j];
     }
     for (int64_t j = 0; j < past; j++) {
         for (int64_t c = 0; c < n; c++) {
-            columns[j][c] = sequence.before ? sequence.before[j * how.channels + first + c] : 0;
+            v.columns[j][c] = sequence.before ? sequence.before[j * how.channels + first + c] : 0;
         }
     }
-    for (int64_t c = 0; c < n; c++) bias[c] = how.bias ? how.bias[first + c] : 0;
+    for (int64_t c = 0; c < n; c++) v.bias[c] = how.bias ? how.bias[first + c] : 0;
     for (int64_t t = 0; t < sequence.n; t++) {
-        const float* in = x + sequence.rows[t] * x_row + first;
+        if (t + 1 < sequence.n) {  // too short a run for the processor's own prefetchers
+            const float* next = x + sequence.rows[t + 1] * x_row + first;
+            for (int64_t c = 0; c < n; c += 16) __builtin_prefetch(next + c);
+        }
+        convolve_row<known>(v, taps, t, x + sequence.rows[t] * x_row + first, n);
+        if (how.silu) activate(Activation::silu, 0, v.sum, n);
         float* out = y + sequence.rows[t] * y_row + first;
-        float sum[kConvolved];
-        for (int64_t c = 0; c < n; c++) sum[c] = bias[c];
-        for (int64_t j = 0; j < past; j++) {
-            const float* column = columns[(t + j) % past];
-            for (int64_t c = 0; c < n; c++) sum[c] += weight[j][c] * column[c];
-        }
-        for (int64_t c = 0; c < n; c++) sum[c] += weight[past][c] * in[c];
-        if (past) {
-            float* column = columns[t % past];
-            for (int64_t c = 0; c < n; c++) column[c] = in[c];
-        }
-        if (how.silu) activate(Activation::silu, 0, sum, n);
-        for (int64_t c = 0; c < n; c++) out[c] = sum[c];
+        for (int64_t c = 0; c < n; c++) out[c] = v.sum[c];
     }
     for (int64_t j = 0; j < past; j++) {
-        const float* column = columns[(sequence.n + j) % past];
+        const float* column = v.columns[(sequence.n + j) % past];
         float* to = sequence.after + j * how.channels + first;
         for (int64_t c = 0; c < n; c++) to[c] = column[c];
     }
+}
+
+void convolve(const Convolution& how, int64_t first, int64_t n, const StateRows& sequence,
+              const float* x, int64_t x_row, float* y, int64_t y_row) {
+    const auto some = how.taps == 4   ? convolve_some<4>
+                      : how.taps == 3 ? convolve_some<3>
+                                      : convolve_some<0>;
+    some(how, first, n, sequence, x, x_row, y, y_row);
 }
 
 }  // namespace
