@@ -70,7 +70,8 @@ pi_session_params session_params(const Options& options, int32_t trained_for) {
     // More rows than the context would only waste memory.
     params.n_batch = std::clamp(options.n_batch, 1, std::max(params.n_ctx, 1));
     params.n_ubatch = std::min(options.n_ubatch, params.n_batch);
-    params.n_logits = 1;  // of the last row
+    params.n_logits = 1;       // of the last row
+    params.n_checkpoints = 1;  // for Ctrl-C
     params.n_threads = options.n_threads;
     params.n_threads_batch = options.n_threads_batch;
     params.type_k = options.type_k;

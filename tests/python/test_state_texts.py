@@ -173,6 +173,18 @@ def test_texts_that_take_turns(path: Path, llm: Llama) -> None:
     assert found == want
 
 
+@pytest.mark.parametrize("n_checkpoints", [0, 1])
+def test_fewer_checkpoints(path: Path, llm: Llama, n_checkpoints: int) -> None:
+    """They are dropped, or never kept; texts are the same."""
+    chats = [[SYSTEM, user(f"the quick brown fox {i}")] for i in range(3)]
+    with open_model(path, n_checkpoints=n_checkpoints) as few:
+        assert few.plan()["ram"]["states"] < llm.plan()["ram"]["states"]
+        for chat in [*chats, *chats]:
+            assert answer(few, chat)[0] == answer(llm, chat)[0]
+        ids = prompt_ids(few, chats[0])
+        assert (answer(few, chats[-1])[1] == len(ids)) == (n_checkpoints == 0)
+
+
 # ---- Chats ----
 
 

@@ -259,6 +259,19 @@ def add_adapter_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds the number of checkpoints."""
+    parser.add_argument(
+        "-ctxcp",
+        "--ctx-checkpoints",
+        "--swa-checkpoints",
+        type=whole(0),
+        metavar="N",
+        help="positions from which prompts go on, of a model whose layers have a state (default: "
+        "8, or what a sixteenth of the budget holds)",
+    )
+
+
 def adapter_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of Llama that these options set."""
     return {"lora_path": dict(args.lora), "lora_allow_predictor": args.lora_allow_predictor}
@@ -313,6 +326,7 @@ def llama_options(args: argparse.Namespace) -> dict[str, Any]:
         "seed": args.seed,
         "sparse": args.sparse,
         "sparse_threshold": args.sparse_threshold,
+        "n_checkpoints": args.ctx_checkpoints,
         "ram_budget": args.ram_budget,
         "bundle": not args.no_bundle,
         "mmap_anyway": args.mmap_anyway,

@@ -21,6 +21,7 @@ from .common import (
     MOST_POSITIONS,
     adapter_options,
     add_adapter_arguments,
+    add_checkpoint_argument,
     add_model_arguments,
     llama_options,
     note_device,
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, seed=None, optional=True)
     add_hub_arguments(parser)
     add_adapter_arguments(parser)
+    add_checkpoint_argument(parser)
     parser.add_argument(
         "-c",
         "--ctx-size",

@@ -14,6 +14,7 @@ from .common import (
     MOST_POSITIONS,
     adapter_options,
     add_adapter_arguments,
+    add_checkpoint_argument,
     add_model_arguments,
     llama_options,
     note_device,
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, n_batch=512, seed=None, several=True)
     add_hub_arguments(parser)
     add_adapter_arguments(parser)
+    add_checkpoint_argument(parser)
     add_draft_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen at")
     parser.add_argument("--port", type=whole(0), default=8080, metavar="N")

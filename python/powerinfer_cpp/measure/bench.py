@@ -71,7 +71,7 @@ def tests(prompts: Sequence[int], gens: Sequence[int], depths: Sequence[int]) ->
 def session_fields(tests: Sequence[Test], fields: dict[str, Any]) -> dict[str, Any]:
     """pi_session_params with room for each of the tests. fields: those that the caller chose."""
     need = max(test.n_depth + test.n_tokens for test in tests)
-    return {**fields, "n_ctx": need, "n_logits": 1}
+    return {**fields, "n_ctx": need, "n_logits": 1, "n_checkpoints": 1}
 
 
 def make_ids(n: int, n_vocab: int, seed: int, given: np.ndarray | None) -> np.ndarray:

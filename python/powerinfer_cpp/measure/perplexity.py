@@ -155,7 +155,8 @@ class _Scorer:
 def scoring_fields(n_ctx: int, fields: dict[str, Any]) -> dict[str, Any]:
     """pi_session_params of a session for `perplexity` and `compare`. fields: those that the caller
     chose."""
-    return {**fields, "n_ctx": n_ctx, "n_batch": min(fields["n_batch"], n_ctx)}
+    sizes = {"n_ctx": n_ctx, "n_batch": min(fields["n_batch"], n_ctx), "n_checkpoints": 0}
+    return {**fields, **sizes}
 
 
 def _cut(

@@ -82,6 +82,7 @@ def record(
     """
     longest = max(map(len, pieces))
     fields = {**fields, "n_ctx": longest, "n_batch": 1, "n_ubatch": 1, "n_logits": 1}
+    fields["n_checkpoints"] = 0
     session = Session(model, **fields, record=lib.PI_RECORD_NEEDS)
     blocks = model.n_layer * max(1, model.n_expert)
     total, sums = sum(map(len, pieces)), np.zeros(2)

@@ -24,6 +24,7 @@ def mean_nll(model: Model, windows: Sequence[np.ndarray], mode: str, **fields: A
         "n_batch": n_ctx,
         "n_ubatch": min(n_ctx, fields.get("n_ubatch", 512)),
         "n_logits": n_ctx,
+        "n_checkpoints": 0,
         "sparse": SPARSE_MODES.index(mode),
     }
     session, total, count = Session(model, **options), 0.0, 0

@@ -46,6 +46,7 @@ def recording(
         "n_batch": n_ctx,
         "n_ubatch": min(n_ctx, fields.get("n_ubatch", 512)),
         "n_logits": 1,
+        "n_checkpoints": 0,
         "sparse": SPARSE_MODES.index(sparse),
         "record": record,
     }

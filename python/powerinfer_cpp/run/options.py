@@ -34,6 +34,7 @@ class Options:
         n_gpu_layers: int = 0,
         seed: int | None = None,
         vocab_only: bool = False,
+        n_checkpoints: int | None = None,
         logits_all: bool = False,
         embedding: bool = False,
         chat_format: str | None = None,
@@ -78,6 +79,8 @@ class Options:
 
         - n_ctx: positions. None: 512, or the model's if that is less; 0: the model's.
         - n_batch, n_ubatch: 512 tokens per call of the engine, and computed at once.
+        - n_checkpoints: positions from which prompts can go on, of a model whose layers have a
+          state (docs/states.md). None: 8, or what a sixteenth of the budget has room for.
         - logits_all: False. Keep the logits of every token in `scores`, not only the last ones.
         - last_n_tokens_size: 64 last tokens get penalties; -1: all.
         - type_k, type_v: GGUF type ids of the KV cache: F16 (1, the default), Q8_0 (8) or F32 (0).
@@ -167,6 +170,7 @@ class Options:
         n_gpu_layers = whole_or_none("n_gpu_layers", n_gpu_layers)
         type_k, type_v = whole_or_none("type_k", type_k), whole_or_none("type_v", type_v)
         n_batch, n_ubatch = whole("n_batch", n_batch), whole("n_ubatch", n_ubatch)
+        n_checkpoints = whole_or_none("n_checkpoints", n_checkpoints)
         self.pooling_type = check_pooling(whole("pooling_type", pooling_type))
         self.last_n = whole("last_n_tokens_size", last_n_tokens_size)
         self.session = {
@@ -177,6 +181,7 @@ class Options:
             "n_logits": 0 if logits_all else min(ROWS_KEPT, n_batch),
             "n_threads": n_threads,
             "n_threads_batch": n_threads_batch,
+            "n_checkpoints": -1 if n_checkpoints is None else n_checkpoints,
             "type_k": 1 if type_k is None else type_k,
             "type_v": 1 if type_v is None else type_v,
             "lora_allow_predictor": bool(lora_allow_predictor),

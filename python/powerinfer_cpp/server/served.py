@@ -404,4 +404,7 @@ class _Asked:
 
 
 # Fields of a session that change no result.
-_SPEED = {"n_ctx", "n_batch", "n_ubatch", "n_logits", "n_threads", "n_threads_batch"}
+_SPEED = {
+    *("n_ctx", "n_batch", "n_ubatch", "n_logits", "n_threads", "n_threads_batch"),
+    "n_checkpoints",
+}
