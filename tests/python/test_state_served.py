@@ -123,6 +123,30 @@ def test_places_that_are_given_to_others(path: Path, served: ServedModel, desk: 
     assert [told(desk, ticket) for ticket in tickets] == [*want, of_other]
 
 
+def test_prompts_that_begin_alike(path: Path, served: ServedModel, desk: Desk) -> None:
+    """A third prompt goes on where the second one had to begin afresh."""
+    begin, known = ids_of(200), []
+    for seed in range(1, 5):
+        ids = [*begin, *ids_of(60, seed)[1:]]
+        (ticket,) = run(served, desk, [asked(served, ids)])
+        assert told(desk, ticket) == alone(path, ids)
+        known.append(ticket.n_reused)
+    assert known == [0, 0, 200, 200]
+
+
+def test_chats_that_take_turns(path: Path, desk: Desk) -> None:
+    """As many as there are sequences: the next turn of each takes the place of the last one, of
+    which the end is no beginning of it."""
+    prompts = [ids_of(200, n) for n in range(3)]
+    with open_served(path, desk, n_parallel=1) as served:
+        for turn in range(3):
+            for i, ids in enumerate(prompts):
+                (ticket,) = run(served, desk, [asked(served, ids, owner=f"{i}")])
+                assert told(desk, ticket) == alone(path, ids)
+                assert (ticket.n_reused >= 199) == (turn > 0)
+                prompts[i] = [*ids, *ids_of(40, turn)]
+
+
 def test_cancelled(path: Path, served: ServedModel, desk: Desk) -> None:
     ids = ids_of(500)
     tickets = [served.engine.submit(asked(served, ids, 200)) for _ in range(4)]

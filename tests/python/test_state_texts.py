@@ -324,6 +324,8 @@ def test_saved_states(path: Path, llm: Llama) -> None:
     text = [next(steps) for _ in range(5)]
     state = pickle.loads(pickle.dumps(llm.save_state()))
     assert state.whole and state.n_tokens == 104
+    known = [*ids, *text[:4]]
+    assert [state.reusable(np.array(of)) for of in ([*known, 11], known, ids)] == [104, 0, 0]
     want = [next(steps) for _ in range(5)]
     llm.eval(more)
     scores = llm.scores[llm.n_tokens - 1].copy()
