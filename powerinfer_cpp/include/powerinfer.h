@@ -628,7 +628,7 @@ typedef struct pi_work {
     uint64_t predictor;
     uint64_t ffn; /* of the neurons that were computed; including routers */
     uint64_t head;
-    uint64_t kv;
+    uint64_t kv;                   /* including states */
     uint64_t transferred;          /* to and from a device while computing */
     uint64_t device;               /* of the five sums of reads above: what a device read */
     uint64_t answers;              /* halves of layers that the CPU computed for a device */

@@ -20,6 +20,11 @@ std::unique_ptr<Model> inspected(const Description& d, const pi_session_params& 
     return Model::inspect(path, on_device(1 << 30, session));
 }
 
+DeviceSplit split_of(const Model& model, const pi_session_params& session) {
+    return split_with_device(model, on_device(1 << 30, session),
+                             resolve_session_params(model, session));
+}
+
 // Heads as wide as the device's attention has room for give the CPU's logits; wider ones stay.
 void test_wide_heads() {
     pi_session_params session = session_params();
@@ -52,7 +57,7 @@ void test_scores_and_rotations() {
     Attention& attention = *model->layers[0].find<Attention>();
     attention.softcap = 50;
     CHECK(says(keeps_to_cpu(*model, 0), "cap the scores of attention"));
-    CHECK(!split_with_device(*model, on_device(1 << 30, session), session).has(0));
+    CHECK(!split_of(*model, session).has(0));
     attention.softcap = 0;
     attention.rope = 1;
     CHECK(says(keeps_to_cpu(*model, 0), "a base of their own"));
@@ -123,11 +128,10 @@ void test_lists_of_parts() {
 // The layers are on the device, and the head, which the CPU caps, is not.
 void test_capped_logits() {
     const pi_session_params session = session_params();
-    const pi_model_params params = on_device(1 << 30, session);
     const auto model = inspected(tiny::describe(Shape{}), session);
-    CHECK(split_with_device(*model, params, session).head);
+    CHECK(split_of(*model, session).head);
     model->config.logit_softcap = 30;
-    const DeviceSplit split = split_with_device(*model, params, session);
+    const DeviceSplit split = split_of(*model, session);
     CHECK(!split.head && split.has(0));
 }
 
@@ -182,6 +186,48 @@ void test_parts_of_vectors() {
     CHECK(says(keeps_to_cpu(*model, 0), "tensor \"blk.0.attn_qkv.bias\""));
 }
 
+// Convolutions stay, and attention behind the last of them does not. A sequence is cut with the
+// pages of both.
+void test_layers_with_states() {
+    pi_session_params session = session_params();
+    session.type_k = session.type_v = uint32_t(DType::F32);
+    session.n_seq = 2;
+    Shape shape;
+    shape.architecture = "lfm2", shape.taps = 3, shape.n_layer = 4;
+    const Description d = tiny::describe(shape);
+    const auto inspect = inspected(d, session);
+    CHECK(says(keeps_to_cpu(*inspect, 2), "layers with a state"));
+    CHECK(keeps_to_cpu(*inspect, 3).empty());
+    inspect->layers[2].parts[0].op = Mamba2{};
+    CHECK(says(keeps_to_cpu(*inspect, 2), "layers with a state"));
+    inspect->layers[2].parts[0].op = DeltaNet{};
+    CHECK(says(keeps_to_cpu(*inspect, 2), "layers with a state"));
+
+    const std::string path = folder / "states.gguf";
+    tiny::write(d, path);
+    const auto model = Model::load(path, on_device(1 << 30, session));
+    CHECK(model->device && model->device_layers() == 1);
+    const Tokens tokens = random_tokens(80, 3);
+    const Floats expected = logits(model, tokens, session);
+    CHECK(sessions::distance(expected, logits(load(path), tokens, session)) < 2e-5);
+    Session cut(model, session);
+    const auto part = [&](int64_t begin, int64_t end) {
+        return Tokens(tokens.begin() + begin, tokens.begin() + end);
+    };
+    const auto goes_on = [&](int32_t seq) {
+        const int64_t n = cut.length(seq);
+        return same(logits(cut, part(n, 80), 9, SIZE_MAX, seq),
+                    Floats(expected.begin() + n * tiny::kVocab, expected.end()));
+    };
+    eval(cut, part(0, 66));
+    Tokens draft = part(66, 70);
+    draft.insert(draft.end(), {1, 2, 3});
+    eval(cut, draft);
+    cut.copy(0, 1, 68);
+    cut.truncate(0, 70);
+    CHECK(goes_on(0) && goes_on(1));
+}
+
 // BitNet's norms between products, and numbers that multiply products.
 void test_inner_norms_and_scales() {
     Description d = tiny::describe(Shape{});
@@ -206,5 +252,6 @@ int main() {
     test_inner_norms_and_scales();
     test_parts_of_vectors();
     test_grids();
+    test_layers_with_states();
     return check::summary("test_keeps_to_cpu");
 }

@@ -71,6 +71,8 @@ void Counts::add(const Model& m, const Batch& batch, const KvPages& kv) {
         kept += batch.result[t] != nullptr;
     }
     for (int64_t i = 0; i < m.config.n_layer; i++) {
+        const int64_t state = state_sizes(m.layers[size_t(i)]).state;
+        kv_bytes += uint64_t(batch.n * state) * sizeof(float);
         const auto* attention = m.layers[size_t(i)].find<Attention>();
         if (!attention) continue;
         const int64_t window = attention->window;
