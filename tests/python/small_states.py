@@ -1,21 +1,38 @@
-"""A small model whose layers have a state, with random weights: an LFM2, whose short convolutions
-cannot forget a token."""
+"""Small models whose layers have a state, with random weights: one of each kind of layers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import gguf
+import mamba_models
 import numpy as np
 import tiny
+from families import golden, quiet
+from powerinfer_cpp.convert import convert
 
+KINDS = ["lfm2", "qwen3-5", "nemotron"]
+# Of the LFM2, whose short convolutions alternate with attention.
 LAYERS = "ccacca"  # convolutions and attention
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, TAPS = 64, 96, 4, 2, 3
 HEAD = N_EMBD // N_HEAD
 
 
-def make(folder: Path, template: str | None = None, n_ctx: int = 4096) -> Path:
-    """A GGUF of random F32 weights with the tokenizer of `tiny.make`."""
+def make(folder: Path, template: str | None = None, kind: str = "lfm2") -> Path:
+    """A GGUF of one of KINDS, with a chat template if there is one."""
+    if kind == "lfm2":
+        return _lfm2(folder, template)
+    if kind in mamba_models.MODELS:
+        checkpoint = mamba_models.checkpoint(kind, folder / "model", max_position_embeddings=4096)
+    else:
+        checkpoint = golden(kind, folder / "model")
+    if template is not None:
+        (checkpoint / "chat_template.jinja").write_text(template)
+    return convert(checkpoint, outfile=folder / f"{kind}.gguf", outtype="f32", log=quiet)
+
+
+def _lfm2(folder: Path, template: str | None) -> Path:
+    """Written here, as llama.cpp writes its files, with the tokenizer of `tiny.make`."""
     plain = gguf.GGUFReader(tiny.make(folder / "plain", template))
     path = folder / "states.gguf"
     out = gguf.GGUFWriter(path, "lfm2")
@@ -26,7 +43,7 @@ def make(folder: Path, template: str | None = None, n_ctx: int = 4096) -> Path:
             out.add_key_value(field.name, field.contents(), kind, element)
     n_vocab = len(plain.fields["tokenizer.ggml.tokens"].contents())
     out.add_vocab_size(n_vocab)
-    out.add_context_length(n_ctx)
+    out.add_context_length(4096)
     out.add_embedding_length(N_EMBD)
     out.add_block_count(len(LAYERS))
     out.add_feed_forward_length(N_FF)

@@ -28,9 +28,9 @@ BLOCK = 64
 SUREST = Sampling(temperature=0)
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_states.make(tmp_path_factory.mktemp("states"), THINKING)
+@pytest.fixture(scope="module", params=small_states.KINDS)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_states.make(tmp_path_factory.mktemp("states"), THINKING, request.param)
 
 
 @pytest.fixture

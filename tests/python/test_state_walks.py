@@ -21,9 +21,9 @@ from powerinfer_cpp.run.sequences import Sequences, fields
 STEPS = 120
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_states.make(tmp_path_factory.mktemp("states"))
+@pytest.fixture(scope="module", params=small_states.KINDS)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_states.make(tmp_path_factory.mktemp("states"), kind=request.param)
 
 
 @pytest.fixture(scope="module")
