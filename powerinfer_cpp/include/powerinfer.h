@@ -284,7 +284,8 @@ typedef enum pi_input {
     PI_INPUT_ATTENTION = 0,        /* of queries, keys and values: [n_embd]; or of the matrices in
                                     * the place of these, in layers with a state */
     PI_INPUT_ATTENTION_OUTPUT = 1, /* [n_head * head_dim]; or of the matrix in that place */
-    PI_INPUT_FFN = 2,              /* of gate and up: [n_embd] per expert */
+    PI_INPUT_FFN = 2,              /* of gate and up: [n_embd] per expert; or as wide as
+                                    * what experts read, if that is narrower */
     PI_INPUT_FFN_DOWN = 3,         /* [n_ff] per expert; of matrices, not of neuron rows */
     PI_INPUT_HEAD = 4              /* [n_embd], of the model; also of rows without logits */
 } pi_input;

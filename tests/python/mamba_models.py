@@ -149,6 +149,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.0,
         "norm_topk_prob": False,
     },
+    "nemotron-narrow": {
+        **NEMOTRON,
+        **EXPERTS,
+        **of_nemotron(2, 24, 2, 6),
+        "hybrid_override_pattern": "M*EME",
+        "moe_latent_size": 20,
+    },
     "granite": {
         **GRANITE,
         **of_others(4, 16, 1, 8),

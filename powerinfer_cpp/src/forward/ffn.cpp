@@ -13,6 +13,11 @@ using ggml::Input;
 
 namespace {
 
+// Values of a row that a part's blocks read and give.
+int64_t width_of(const Pass& p, const FeedForward& part) {
+    return part.width ? part.width : p.model.config.n_embd;
+}
+
 // Computes every neuron. For files that store the FFN as matrices.
 void dense_ffn(const Pass& p, const BlockRows& in, float* y) {
     const Config& c = p.model.config;
@@ -22,7 +27,7 @@ void dense_ffn(const Pass& p, const BlockRows& in, float* y) {
     Workspace& b = p.work;
     const int64_t n_ff = in.part.n_ff, all = in.n * n_ff;
     const bool q8 = up.quantised() || gate.quantised();
-    const Input input = b.input.prepare(p.context, in.x, in.n, c.n_embd, q8);
+    const Input input = b.input.prepare(p.context, in.x, in.n, width_of(p, in.part), q8);
     if (gate) {
         ggml::matmul(
             p.context, input,
@@ -134,9 +139,9 @@ BlockRows chosen_block(const Pass& p, const FeedForward& part, int64_t expert) {
 // Copies the rows of an expert side by side, so that its weights are read only once.
 void gather(const Pass& p, const BlockRows& in, const float* x) {
     Workspace& b = p.work;
-    const int64_t width = p.model.config.n_embd;
-    ggml::gather_rows(p.context, x, in.rows, in.n, width, b.gathered);
-    ggml::gather_rows(p.context, b.x, in.rows, in.n, width, b.gathered_residual);
+    ggml::gather_rows(p.context, x, in.rows, in.n, width_of(p, in.part), b.gathered);
+    const int64_t n_embd = p.model.config.n_embd;
+    ggml::gather_rows(p.context, b.x, in.rows, in.n, n_embd, b.gathered_residual);
 }
 
 // Calls use(block) for every expert from `first` on that some row chose.
@@ -185,7 +190,7 @@ void begin_experts(const Pass& p, const FeedForward& part, const float* x) {
 void add_expert(const Pass& p, const BlockRows& in, const float* out, float* y) {
     const ggml::ExpertRows& chosen = p.work.expert_rows;
     const float* const weights = chosen.expert_weights + chosen.first[in.expert];
-    ggml::scatter_add(p.context, out, in.rows, weights, in.n, p.model.config.n_embd, y);
+    ggml::scatter_add(p.context, out, in.rows, weights, in.n, width_of(p, in.part), y);
 }
 
 // The same as mixture() where whole experts may be on the disk: those in memory are computed while
@@ -193,7 +198,7 @@ void add_expert(const Pass& p, const BlockRows& in, const float* out, float* y) 
 void mixture_from_disk(const Pass& p, const FeedForward& part, const float* x, float* y) {
     const auto out = [&](const BlockRows& in) {
         const int32_t first = p.work.expert_rows.first[in.expert];
-        return p.work.expert_out + int64_t(first) * p.model.config.n_embd;
+        return p.work.expert_out + int64_t(first) * width_of(p, part);
     };
     request_whole(p, part, 0);
     for (const bool absent : {false, true}) {
@@ -209,9 +214,8 @@ void mixture_from_disk(const Pass& p, const FeedForward& part, const float* x, f
 
 // y[t] = the sum of expert_weight * ffn(expert, x[t]) over the chosen experts, in ascending order.
 void mixture(const Pass& p, const FeedForward& part, const float* x, float* y) {
-    const Config& c = p.model.config;
     Workspace& b = p.work;
-    ggml::zero(p.context, y, b.batch.n * c.n_embd);
+    ggml::zero(p.context, y, b.batch.n * width_of(p, part));
     const int64_t all = b.batch.n * part.n_used;
     if (p.source.pages_experts() && all <= std::max<int64_t>(p.params.n_ubatch, part.n_used)) {
         return mixture_from_disk(p, part, x, y);
@@ -234,6 +238,18 @@ void mixture(const Pass& p, const FeedForward& part, const float* x, float* y) {
         ffn(p, in, b.expert_out);
         add_expert(p, in, b.expert_out, y);
     });
+}
+
+// y[t] = widen . mixture(narrow . x[t])
+void narrow_mixture(const Pass& p, const FeedForward& part, const float* x, float* y) {
+    Workspace& b = p.work;
+    const int64_t n = b.batch.n, n_embd = p.model.config.n_embd;
+    const Input full = b.input.prepare(p.context, x, n, n_embd, part.narrow.quantised());
+    p.multiply(full, {{part.narrow, b.narrow}});
+    mixture(p, part, b.narrow, b.narrow_sum);
+    const Input sum =
+        b.input.prepare(p.context, b.narrow_sum, n, part.width, part.widen.quantised());
+    p.multiply(sum, {{part.widen, y}});
 }
 
 // y[t] *= sigmoid(share . x[t])
@@ -277,7 +293,9 @@ void feed_forward(const Pass& p, const FeedForward& part, const float* x, float*
     const float* residual = p.work.x;
     const int64_t n = p.work.batch.n;
     p.record.inputs(part.index, p.model.config.predict_from_normed ? x : residual, n);
-    if (part.routed()) {
+    if (part.routed() && part.width) {
+        narrow_mixture(p, part, x, y);
+    } else if (part.routed()) {
         mixture(p, part, x, y);
     } else {
         ffn(p, {part, 0, x, residual, nullptr, n}, y);

@@ -52,6 +52,7 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     if (sizes.n_expert) {
         carver.take(router, {rows, sizes.n_expert});
         carver.take(share, {rows});
+        for (float** to : {&narrow, &narrow_sum}) carver.take(*to, {rows, sizes.expert_width});
         routed = ggml::RouteScratch(carver, rows, sizes.n_expert, sizes.n_used);
         carver.take(expert_rows.first, {sizes.n_expert + 1});
         carver.take(expert_rows.rows, {rows, sizes.n_used});

@@ -50,6 +50,7 @@ struct Workspace {
     float *gathered = nullptr, *gathered_residual = nullptr;  // [rows, n_embd]
     float* expert_out = nullptr;                              // [max(rows, n_expert_used), n_embd]
     float* share = nullptr;                                   // [rows]
+    float *narrow = nullptr, *narrow_sum = nullptr;           // [rows, FeedForward::width]
 
     // For neuron rows and predictors.
     ggml::NeuronScratch neurons;

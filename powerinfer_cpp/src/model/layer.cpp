@@ -55,7 +55,10 @@ LargestSizes largest_sizes(const std::vector<Layer>& layers) {
                                   raise(most.n_expert, r.how.n_expert);
                                   raise(most.n_used, r.how.n_used);
                               },
-                              [&](const FeedForward& f) { raise(most.n_ff, f.n_ff); },
+                              [&](const FeedForward& f) {
+                                  raise(most.n_ff, f.n_ff);
+                                  raise(most.expert_width, f.width);
+                              },
                               [](const LayerEmbedding&) {},
                               [&](const ShortConvolution& s) {
                                   raise(most.entering, s.entering());

@@ -122,6 +122,10 @@ struct FeedForward {
     int64_t n_used = 0;       // experts that a row computes; 0: one block, without a router
     std::vector<Ffn> blocks;  // 1, or one per expert
     ggml::Matrix share;       // [1, n_embd]: what it gives is multiplied by sigmoid(share . x)
+    // What experts read and give, [width] each, if that is narrower than a row of the model: narrow
+    // . x, and widen . their sum. 0, and empty: they read x.
+    int64_t width = 0;
+    ggml::Matrix narrow, widen;        // [width, n_embd], [n_embd, width]
     std::optional<ggml::Xielu> xielu;  // the activation, if Config::activation is xielu
     // RMSNorm of the values act(gate . x) * up . x before down. Its weights are Ffn::value_norm; in
     // neuron-aware files the down rows have them as a factor. Then only the root of the mean square
@@ -263,7 +267,7 @@ struct LargestSizes {
     int64_t attended = 0,
             out_dim = 0;              // results of attention and what becomes of them, inputs of o
     int64_t latent = 0, by_head = 0;  // v_head_dim of latents; values of heads apart
-    int64_t n_ff = 0, n_expert = 0, n_used = 0;
+    int64_t n_ff = 0, n_expert = 0, n_used = 0, expert_width = 0;
     // Of parts with a state: what enters it, what its part computes beside that, and results.
     int64_t entering = 0, beside = 0, folded = 0;
 };

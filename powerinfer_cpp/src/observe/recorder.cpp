@@ -55,9 +55,9 @@ void Recorder::plan_squares(ggml::Carver& carver, const Model& model) {
         squares_[PI_INPUT_ATTENTION].push_back({a || folded ? n_embd_ : 0});
         squares_[PI_INPUT_ATTENTION_OUTPUT].push_back({a ? a->out_dim() : folded});
     }
-    for (const Part& part : parts_) {
-        squares_[PI_INPUT_FFN].push_back({n_embd_, part.n_blocks});
-        squares_[PI_INPUT_FFN_DOWN].push_back({part.n_ff, part.n_blocks});
+    for (const FeedForward* f : model.ffns) {
+        squares_[PI_INPUT_FFN].push_back({f->width ? f->width : n_embd_, f->n_blocks()});
+        squares_[PI_INPUT_FFN_DOWN].push_back({f->n_ff, f->n_blocks()});
     }
     squares_[PI_INPUT_HEAD].push_back({n_embd_});
     for (std::vector<Squares>& input : squares_) {

@@ -71,8 +71,8 @@ std::string reason(const Model&, const Router&) {
 }
 
 std::string reason(const Model& m, const FeedForward& ffn) {
-    const auto& [n_ff, n_used, blocks, share, xielu, norms_values, sparse_threshold, recall, layer,
-                 index, first_block] = ffn;
+    const auto& [n_ff, n_used, blocks, share, width, narrow, widen, xielu, norms_values,
+                 sparse_threshold, recall, layer, index, first_block] = ffn;
     if (xielu) return "models with xIELU keep to the CPU";
     if (n_used > 0 || blocks.size() != 1) return "mixtures of experts keep to the CPU";
     if (m.config.activation == ggml::Activation::swiglu_oai) {

@@ -103,6 +103,10 @@ def convert_gguf(
             raise UnsupportedModelError(
                 f"{path}: neuron rows with {activation or meant} are not supported"
             )
+        if gguf.value(f"{gguf.value('general.architecture')}.moe_latent_size") and not dense:
+            raise UnsupportedModelError(
+                f"{path}: neuron rows of experts with moe_latent_size are not supported"
+            )
         computes_all = (activation or meant) in SMOOTH and (
             gguf.value("powerinfer.ffn.threshold") is None
         )

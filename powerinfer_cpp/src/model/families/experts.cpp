@@ -63,12 +63,20 @@ void Weights::router(int64_t i) {
     optional(Part::ffn, blk(i, "exp_probs_b.bias"), n, &r.how.choice_bias);
 }
 
+void Weights::narrow(int64_t i, FeedForward& of) {
+    const int64_t n = m.config.n_embd;
+    of.width = m.file.gguf.integer(m.config.architecture + ".moe_latent_size", 0, n, 0);
+    if (!of.width) return;
+    matrix(Part::ffn, blk(i, "ffn_latent_down.weight"), of.width, n, &of.narrow);
+    matrix(Part::ffn, blk(i, "ffn_latent_up.weight"), n, of.width, &of.widen);
+}
+
 void Weights::experts(int64_t i, bool gated) {
     const int64_t n_embd = m.config.n_embd;
     const ggml::Routing& how = m.layers[size_t(i)].find<Router>()->how;
     FeedForward& of = last_feed_forward(i);
     of.n_used = how.n_used;
-    const int64_t n_ff = of.n_ff;
+    const int64_t n_ff = of.n_ff, width = of.width ? of.width : n_embd;
     std::string down = blk(i, "ffn_down_exps.weight");
     bool by_rows = has_bundles(i, "_exps");
     if (has(blk(i, "ffn_down_t_exps.weight"))) {
@@ -76,7 +84,7 @@ void Weights::experts(int64_t i, bool gated) {
         down = blk(i, "ffn_down_t_exps.weight");
     } else if (const ggml::TensorInfo* t = m.file.gguf.find_tensor(down)) {
         // PowerInfer's SmallThinker files use the plain name for neuron rows.
-        by_rows = t->ne[0] == n_embd && n_embd != n_ff;
+        by_rows = t->ne[0] == n_embd && n_embd != n_ff && !of.width;
     }
     // One tensor has the rows of gate and up, gates first; or older files have a tensor for every
     // matrix of every expert.
@@ -95,8 +103,14 @@ void Weights::experts(int64_t i, bool gated) {
     const bool there =
         singles ? has(single("up", how.n_expert - 1)) : up && up->ne[2] == how.n_expert;
     of.blocks.resize(size_t(there ? how.n_expert : 1));
-    const std::vector<int64_t> by_neuron{n_embd, n_ff, how.n_expert},
-        by_both{n_embd, 2 * n_ff, how.n_expert}, by_output{n_ff, n_embd, how.n_expert};
+    const std::vector<int64_t> by_neuron{width, n_ff, how.n_expert},
+        by_both{width, 2 * n_ff, how.n_expert}, by_output{n_ff, width, how.n_expert};
+    if (of.width && by_rows) {
+        throw ggml::Error(ggml::Code::unsupported,
+                          m.file.gguf.path() +
+                              ": neuron rows (ffn_down_t_exps) of experts that "
+                              "read a part of a row (moe_latent_size)");
+    }
     const auto bias = [&](const char* name, int64_t n, int64_t e, const float** to) {
         if (has(blk(i, name))) rows(Part::ffn, blk(i, name), {n, how.n_expert}, e, 1, Vector{to});
     };
@@ -111,9 +125,9 @@ void Weights::experts(int64_t i, bool gated) {
         }
         const size_t first = specs_.size();
         if (singles) {
-            if (gated) matrix(Part::ffn, single("gate", e), n_ff, n_embd, &f.gate);
-            matrix(Part::ffn, single("up", e), n_ff, n_embd, &f.up);
-            matrix(Part::ffn, single("down", e), n_embd, n_ff, &f.down);
+            if (gated) matrix(Part::ffn, single("gate", e), n_ff, width, &f.gate);
+            matrix(Part::ffn, single("up", e), n_ff, width, &f.up);
+            matrix(Part::ffn, single("down", e), width, n_ff, &f.down);
         } else {
             if (has(fused)) {
                 rows(Part::ffn, fused, by_both, 2 * e * n_ff, n_ff, Product{&f.gate});
@@ -123,7 +137,7 @@ void Weights::experts(int64_t i, bool gated) {
                 if (gated) rows(Part::ffn, gate, by_neuron, e * n_ff, n_ff, Product{&f.gate});
                 rows(Part::ffn, all, by_neuron, e * n_ff, n_ff, Product{&f.up});
             }
-            rows(Part::ffn, down, by_output, e * n_embd, n_embd, Product{&f.down});
+            rows(Part::ffn, down, by_output, e * width, width, Product{&f.down});
         }
         for (size_t k = first; k < specs_.size(); k++) {
             specs_[k].of = &of;
@@ -132,7 +146,7 @@ void Weights::experts(int64_t i, bool gated) {
         }
         bias("ffn_gate_exps.bias", n_ff, e, &f.gate_bias);
         bias("ffn_up_exps.bias", n_ff, e, &f.up_bias);
-        bias("ffn_down_exps.bias", n_embd, e, &f.down_bias);
+        bias("ffn_down_exps.bias", width, e, &f.down_bias);
     }
 }
 

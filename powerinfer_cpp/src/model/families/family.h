@@ -97,6 +97,7 @@ struct LayerForm {
     const char* ffn_post_norm = "";
     bool parallel = false;  // what attention gives is added with what the FFN gives
     bool gated = true;
+    bool narrow_experts = false;   // the key moe_latent_size may say so, see FeedForward::width
     bool latent = false;           // attention is over latents, see Latent
     bool gates_attention = false;  // see Attention::gated
     // Norms of queries and keys; nothing: the family has none. With `some_lack_norms` the file
@@ -205,6 +206,8 @@ class Weights {
     // Throws Error(format): a size is 0 in a layer that has such a part.
     [[noreturn]] void lacks(int64_t i, const char* key, const char* part) const;
     void fused_attention(int64_t i);
+    // What experts read and give, if the file says that it is narrower than a row.
+    void narrow(int64_t i, FeedForward& of);
     // The last part of layer i, whose tensors are to be added.
     FeedForward& last_feed_forward(int64_t i);
     // The matrices of one block and their biases: ffn_gate + suffix, ...

@@ -29,6 +29,7 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
     form.ffn_norm = kNorm;
     form.gated = false;
     form.gating = ggml::Gating::sigmoid;
+    form.narrow_experts = true;
     for (int64_t i = 0; i < m.config.n_layer; i++) {
         if (w.has(blk(i, "ssm_in.weight"))) {
             w.mamba2(i, kNorm);

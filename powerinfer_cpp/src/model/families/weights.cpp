@@ -429,6 +429,7 @@ void Weights::feed_forward(int64_t i, const LayerForm& form) {
     std::get<FeedForward>(part.op).norms_values = form.inner_norms;
     if (!experts_here) return ffn(i, form.gated);
     part.input = LayerPart::Input::as_before;
+    if (form.narrow_experts) narrow(i, std::get<FeedForward>(part.op));
     experts(i, form.gated);
     if (!sizes.n_ff_shared) return;
     part.add = LayerPart::Add::with_next;

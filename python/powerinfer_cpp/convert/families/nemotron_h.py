@@ -156,6 +156,8 @@ class NemotronHMoe(GroupedMixture, NemotronH):
     def ffn(
         self, weights: Weights, theirs: str, block: str, transpose_down: bool
     ) -> Iterator[Output]:
+        if self.latent and transpose_down:
+            raise self.refuse("neuron rows of experts with moe_latent_size")
         yield from super().ffn(weights, theirs, block, transpose_down)
         if self.latent and self.mixers[int(block.removeprefix("blk."))] == "moe":
             shape = (self.latent, self.n_embd)
