@@ -9,7 +9,6 @@ from .delta_net import Qwen3Next, Qwen35, Qwen35Moe
 from .dense import Apertus, Cohere2, Exaone4, Glm4, Ministral3, Olmo2, Olmo3, SeedOss, SmolLm3
 from .ernie import Ernie, ErnieMoe
 from .falcon import Falcon
-from .falcon_h1 import FalconH1
 from .family import Family
 from .gemma import Gemma, Gemma2, Gemma3
 from .gemma4 import Gemma4
@@ -19,8 +18,8 @@ from .granite import Granite, GraniteMoe, granite_hybrid
 from .hunyuan import Hunyuan, HunyuanMoe
 from .lfm2 import Lfm2, Lfm2Moe
 from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3, TurboSparseMixtral
+from .mamba2 import FalconH1, nemotron_h
 from .mixtures import Dots1, Glm4Moe, MiniMaxM2, Olmoe, Qwen2Moe, Qwen3Moe
-from .nemotron_h import nemotron_h
 from .opt import Opt
 from .phi3 import Phi3
 from .phimoe import PhiMoe
