@@ -43,7 +43,8 @@ inline bool close(const Floats& got, const Doubles& expected, const Doubles& siz
 }
 
 inline bool same(const Floats& a, const Floats& b) {
-    return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(float));
+    return a.size() == b.size() &&
+           (a.empty() || !std::memcmp(a.data(), b.data(), a.size() * sizeof(float)));
 }
 
 // Contexts with 1, 2 and 3 threads and the tested instruction set.
