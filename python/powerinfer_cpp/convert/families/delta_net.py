@@ -29,7 +29,7 @@ class _DeltaNets(Llama):
     gates_attention = True
 
     def __init__(self, config: Config):
-        config = config.completed(head_dim=256, norm_topk_prob=True)
+        config = config.completed(head_dim=256)
         super().__init__(config)
         self.head_norms = True
         if not config.flag("attn_output_gate", True):
@@ -123,6 +123,7 @@ class Qwen3Next(_DeltaNets, GatedSharedExpert, QwenMoe):
 
     architecture = "qwen3next"
     shared = "mlp.shared_expert"
+    default_normalise = True
 
     def __init__(self, config: Config):
         super().__init__(config)

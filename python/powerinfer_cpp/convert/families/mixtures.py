@@ -32,6 +32,7 @@ class Mixture(Llama):
     shared = ""  # of a layer: the experts that every token computes
     gating: int | None = None  # None: softmax
     normalises = True  # weights sum to 1, where a GGUF does not say
+    default_normalise = False  # and where config.json does not
     expert_parts = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
     def __init__(self, config: Config):
@@ -59,7 +60,7 @@ class Mixture(Llama):
 
     def read_normalise(self) -> None:
         """For architectures of which llama.cpp's files do not say it."""
-        self.normalise = self.config.flag("norm_topk_prob")
+        self.normalise = self.config.flag("norm_topk_prob", self.default_normalise)
         if self.normalise != self.normalises:
             self.notes.append(
                 f"llama.cpp takes norm_topk_prob of {self.architecture} to be "
