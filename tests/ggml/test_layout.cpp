@@ -15,7 +15,7 @@ using namespace ggml;
 namespace {
 
 // The halves of each format's blocks, which are interleaved by two bytes; MXFP4's exponents by one,
-// all else by four. Other blocks without such halves are not interleaved.
+// all else by four.
 struct Halves {
     DType type;
     std::vector<size_t> at;
@@ -34,12 +34,12 @@ const Halves kHalves[] = {
     {DType::IQ4_NL, {offsetof(BlockIQ4_NL, d)}},
     {DType::IQ4_XS, {offsetof(BlockIQ4_XS, d), offsetof(BlockIQ4_XS, scales_h)}},
     {DType::MXFP4, {}},
-    {DType::IQ2_XXS, {}},
-    {DType::IQ2_XS, {}},
-    {DType::IQ3_XXS, {}},
-    {DType::IQ1_S, {}},
-    {DType::IQ3_S, {}},
-    {DType::IQ2_S, {}},
+    {DType::IQ2_XXS, {offsetof(BlockIQ2_XXS, d)}},
+    {DType::IQ2_XS, {offsetof(BlockIQ2_XS, d)}},
+    {DType::IQ3_XXS, {offsetof(BlockIQ3_XXS, d)}},
+    {DType::IQ1_S, {offsetof(BlockIQ1_S, d)}},
+    {DType::IQ3_S, {offsetof(BlockIQ3_S, d)}},
+    {DType::IQ2_S, {offsetof(BlockIQ2_S, d)}},
     {DType::IQ1_M, {}},
     {DType::TQ1_0, {offsetof(BlockTQ1_0, d)}},
     {DType::TQ2_0, {offsetof(BlockTQ2_0, d)}},
@@ -55,8 +55,7 @@ std::vector<uint8_t> interleaved(const Halves& format, const uint8_t* const* row
         bool half = false;
         for (const size_t h : format.at) half = half || at % block == h;
         const bool exponent = format.type == DType::MXFP4 && at % block == 0;
-        const bool whole = format.at.empty() && format.type != DType::MXFP4;
-        const size_t unit = whole ? block : exponent ? 1 : half ? 2 : 4;
+        const size_t unit = exponent ? 1 : half ? 2 : 4;
         for (size_t r = 0; r < size_t(n); r++) {
             std::memcpy(&strip[at * kStrip + unit * r], rows[r] + at, unit);
         }

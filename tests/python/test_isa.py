@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from builds import CPU, build
 
-ISAS = ("avx", "avx2", "vnni", "avx512", "amx", "neon", "neon_i8mm")
+ISAS = ("avx", "avx2", "vnni", "avx512", "vbmi", "amx", "neon", "neon_i8mm")
 
 
 def shared(isa: str, made: Path) -> list[str]:

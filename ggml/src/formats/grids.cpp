@@ -9,7 +9,7 @@ namespace {
 #include "formats/grids.inc"
 #undef GRID
 
-constexpr uint8_t kIQ2[] = {8, 25, 43}, kIQ1[] = {uint8_t(-8), 0, 8};
+constexpr uint8_t kIQ2[] = {8, 25, 43}, kIQ1[] = {0, 8, 16};
 constexpr uint8_t kIQ3Xxs[] = {4, 12, 20, 28, 36, 44, 52, 62};
 constexpr uint8_t kIQ3S[] = {1, 3, 5, 7, 9, 11, 13, 15};
 

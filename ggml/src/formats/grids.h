@@ -9,8 +9,8 @@
 
 namespace ggml {
 
-// Entries are bytes of eight or four weights, the first in the lowest byte. Those of IQ1 are
-// multiplied by eight, so that its shifts are integers, too.
+// Entries are bytes of eight or four weights, the first in the lowest byte. Those of IQ1 are eight
+// times the weights, so that its shifts are integers, too, plus eight.
 struct Grids {
     uint64_t iq2_xxs[256], iq2_xs[512], iq2_s[1024], iq1[2048];
     uint32_t iq3_xxs[256], iq3_s[512];
@@ -46,10 +46,10 @@ enum class Signs { seven, eight, shift };
     return all | (parity & 0x01010101) << 7;
 }
 
-// Group g of a block, 32 weights, is w = d(block) * unit * scale(block, g, half) * q. Of weights 8
-// l
-// .. 8 l + 7, eight(block, g, l) are the bytes of q without signs. stored_signs: see Signs; seven
-// bits leave the upper four of the word to others. halves: scales per group.
+// Group g of a block, 32 weights, is w = d(block) * unit * scale(block, g, half) * q. Of weights
+// 8 l .. 8 l + 7, eight(block, g, l) are the bytes of q without signs (of IQ1: q plus eight).
+// stored_signs: see Signs; seven bits leave the upper four of the word to others. halves: scales
+// per group.
 template <typename Block>
 struct GridBlock;
 

@@ -16,8 +16,7 @@ namespace ggml {
 
 namespace {
 
-// The members of a block in order: half floats, bytes, alone or in groups of four, or all of it in
-// one piece.
+// The members of a block in order: half floats, or bytes, alone or in groups of four.
 struct Member {
     uint8_t bytes, unit;
 };
@@ -27,9 +26,6 @@ struct Members {
     Member members[kMembers];
 };
 constexpr Member kByte = {1, 1}, kHalf = {2, 2};
-// Interleaved bytes are of no use to indices, which are looked up one by one.
-template <typename Block>
-constexpr Member kWhole = {sizeof(Block), sizeof(Block)};
 constexpr Members kFormats[] = {
     {DType::Q4_0, {kHalf, {16, 4}}},
     {DType::Q4_1, {kHalf, kHalf, {16, 4}}},
@@ -44,13 +40,13 @@ constexpr Members kFormats[] = {
     {DType::IQ4_NL, {kHalf, {16, 4}}},
     {DType::IQ4_XS, {kHalf, kHalf, {4, 4}, {128, 4}}},
     {DType::MXFP4, {kByte, {16, 4}}},
-    {DType::IQ2_XXS, {kWhole<BlockIQ2_XXS>}},
-    {DType::IQ2_XS, {kWhole<BlockIQ2_XS>}},
-    {DType::IQ3_XXS, {kWhole<BlockIQ3_XXS>}},
-    {DType::IQ1_S, {kWhole<BlockIQ1_S>}},
-    {DType::IQ3_S, {kWhole<BlockIQ3_S>}},
-    {DType::IQ2_S, {kWhole<BlockIQ2_S>}},
-    {DType::IQ1_M, {kWhole<BlockIQ1_M>}},
+    {DType::IQ2_XXS, {kHalf, {64, 4}}},
+    {DType::IQ2_XS, {kHalf, {64, 4}, {8, 4}}},
+    {DType::IQ3_XXS, {kHalf, {64, 4}, {32, 4}}},
+    {DType::IQ1_S, {kHalf, {32, 4}, {16, 4}}},
+    {DType::IQ3_S, {kHalf, {64, 4}, {8, 4}, {32, 4}, {4, 4}}},
+    {DType::IQ2_S, {kHalf, {32, 4}, {32, 4}, {8, 4}, {8, 4}}},
+    {DType::IQ1_M, {{32, 4}, {16, 4}, {8, 4}}},
     {DType::TQ1_0, {{48, 4}, {4, 4}, kHalf}},
     {DType::TQ2_0, {{64, 4}, kHalf}},
 };
@@ -209,10 +205,8 @@ void unpack_block(DType type, const uint8_t* strip_block, int64_t r, uint8_t* bl
             gather<1>(strip_block, m.bytes, r, block);
         } else if (m.unit == 2) {
             gather<2>(strip_block, m.bytes, r, block);
-        } else if (m.unit == 4) {
-            gather<4>(strip_block, m.bytes, r, block);
         } else {
-            std::memcpy(block, strip_block + m.bytes * r, m.bytes);
+            gather<4>(strip_block, m.bytes, r, block);
         }
         block += m.bytes;
         strip_block += kStrip * m.bytes;
@@ -225,10 +219,8 @@ void put_block(DType type, const uint8_t* block, int64_t r, uint8_t* strip_block
             scatter<1>(block, m.bytes, r, strip_block);
         } else if (m.unit == 2) {
             scatter<2>(block, m.bytes, r, strip_block);
-        } else if (m.unit == 4) {
-            scatter<4>(block, m.bytes, r, strip_block);
         } else {
-            std::memcpy(strip_block + m.bytes * r, block, m.bytes);
+            scatter<4>(block, m.bytes, r, strip_block);
         }
         block += m.bytes;
         strip_block += kStrip * m.bytes;

@@ -209,7 +209,7 @@ void take_grids_apart(const Block& block, Parts& p) {
         for (int i = 0; i < kQ; i++) {
             const auto q = int8_t(Grid::eight(block, g, i / 8) >> 8 * (i % 8));
             const bool negative = signs >> i & 1;
-            p.q[kQ * g + i] = int8_t(Grid::signs == Signs::shift ? q + (negative ? -1 : 1)
+            p.q[kQ * g + i] = int8_t(Grid::signs == Signs::shift ? q - 8 + (negative ? -1 : 1)
                                      : negative                  ? -q
                                                                  : q);
         }

@@ -55,7 +55,7 @@ bool has_avx2() {
     return (c & both) == both && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & avx2);
 }
 
-// AVX-512 F, DQ, BW, VL and VNNI: Ice Lake and Zen 4 or later.
+// AVX-512 F, DQ, BW, VL and VNNI: Cascade Lake and Zen 4 or later.
 bool has_avx512() {
     unsigned a, b, c, d;
     constexpr unsigned f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
@@ -68,13 +68,20 @@ bool has_vnni() {
     return has_avx512();
 }
 
+// The same with VBMI and GFNI: Ice Lake and Zen 4 or later.
+bool has_vbmi() {
+    unsigned a, b, c, d;
+    constexpr unsigned vbmi = 1u << 1, gfni = 1u << 8, both = vbmi | gfni;
+    return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & both) == both;
+}
+
 #ifdef GGML_AMX
 // AMX's tiles of 8-bit integers: Sapphire Rapids or later. Linux gives their registers to a process
 // that asks for them.
 bool has_amx() {
     unsigned a, b, c, d;
     constexpr unsigned tile = 1u << 24, int8 = 1u << 25, both = tile | int8, registers = 3u << 17;
-    return has_avx512() && saves(registers) && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+    return has_vbmi() && saves(registers) && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
            (d & both) == both && os::may_use_tiles();
 }
 #endif
@@ -135,7 +142,7 @@ constexpr Isa kIsas[] = {
     ISA(amx),
 #endif
 #ifdef GGML_X86
-    ISA(avx512),    ISA(vnni), ISA(avx2), ISA(avx),
+    ISA(vbmi),      ISA(avx512), ISA(vnni), ISA(avx2), ISA(avx),
 #endif
 #ifdef GGML_ARM
     ISA(neon_i8mm), ISA(neon),

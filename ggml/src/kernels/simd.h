@@ -28,8 +28,8 @@
 //   words<n0, .. n7>(p, apart)                lane i: the four bytes at p + ni * apart
 //   words_16_apart(p)                         lane i: the four bytes at p + 16 i
 //   lanes(v)                                  lane i: v[i]
-//   first_and_second(pairs, first, second)    lane i: the lower and the upper four bytes of
-//   pairs[i] widen8, widen16                           eight unsigned integers, one per lane
+//   first_and_second(pairs, first, second)    lane i: the lower and the upper half of pairs[i]
+//   widen8, widen16                           eight unsigned integers, one per lane
 //   q3_scales                                 those of a stored block of Q3_K, in 16-bit pairs
 //   lane_bytes(a, i)                          byte i of a lane, in all four of its bytes
 //   has_bit(a, mask)                          255 where a has the one bit of the mask, else 0
@@ -57,6 +57,8 @@
 //   products16<sums, v>(w, x, factor)         16 columns from group v on; so many 16-bit sums fit
 //   signed_products32(w, x, sums)             32 columns x(t) of several tokens t with signed
 //                                             weights, which are w(v) for group v
+//   kTurnsActivations                         of signed weights, do the words above need magnitudes
+//   turned(x, sign)                           and x with the signs of the weights: 1 or 255?
 //   factor, signed_factor(a, i)               byte i of each lane as such a factor
 //   pair(a, i, j)                             signed bytes i and j as the 16-bit halves of a lane
 //   short_to_float(a, half)                   a half of each lane as a float

@@ -334,9 +334,25 @@ inline i256 lane_totals(const i256 (&v)[8]) {
     return {four(0), four(4)};
 }
 
+constexpr bool kTurnsActivations = true;
+inline i256 turned(i256 x, i256 sign) {
+    return {_mm_sign_epi8(x.a, sign.a), _mm_sign_epi8(x.b, sign.b)};
+}
+
 // See avx2/simd.h for what fits 16 bits.
+template <int sums, int v, typename X>
+inline i256 products16(const i256 (&w)[8], const X& x, i256 factor) {
+    const i256 first = add16(byte_products(w[v], x[v]), byte_products(w[v + 1], x[v + 1]));
+    const i256 second = add16(byte_products(w[v + 2], x[v + 2]), byte_products(w[v + 3], x[v + 3]));
+    if (sums == 4) return add_pairs(add16(first, second), factor);
+    return add32(add_pairs(first, factor), add_pairs(second, factor));
+}
+
 template <int bits, typename X>
 inline i256 products32(const i256 (&w)[8], const X& x, i256 factor = splat16(1)) {
+    if constexpr (bits == 6) {
+        return add32(products16<2, 0>(w, x, factor), products16<2, 4>(w, x, factor));
+    }
     i256 even = byte_products(w[0], x[0]), odd = byte_products(w[1], x[1]);
     for (int v = 2; v < 8; v += 2) {
         even = add16(even, byte_products(w[v], x[v]));
@@ -344,14 +360,6 @@ inline i256 products32(const i256 (&w)[8], const X& x, i256 factor = splat16(1))
     }
     if (bits == 4) return add_pairs(add16(even, odd), factor);
     return add32(add_pairs(even, factor), add_pairs(odd, factor));
-}
-
-template <int sums, int v, typename X>
-inline i256 products16(const i256 (&w)[8], const X& x, i256 factor) {
-    const i256 first = add16(byte_products(w[v], x[v]), byte_products(w[v + 1], x[v + 1]));
-    const i256 second = add16(byte_products(w[v + 2], x[v + 2]), byte_products(w[v + 3], x[v + 3]));
-    if (sums == 4) return add_pairs(add16(first, second), factor);
-    return add32(add_pairs(first, factor), add_pairs(second, factor));
 }
 
 template <int T, typename W, typename X>

@@ -384,10 +384,22 @@ inline i256 signed_factor(i256 bytes, int i) {
     return pair(bytes, i, i);
 }
 
+template <int sums, int v, typename X>
+inline i256 products16(const i256 (&w)[8], const X& x, i256 factor) {
+    i256 p[4];
+    for (int i = 0; i < 4; i++) p[i] = _mm256_maddubs_epi16(w[v + i], x[v + i]);
+    const i256 first = _mm256_add_epi16(p[0], p[1]), second = _mm256_add_epi16(p[2], p[3]);
+    if (sums == 4) return _mm256_madd_epi16(_mm256_add_epi16(first, second), factor);
+    return _mm256_add_epi32(_mm256_madd_epi16(first, factor), _mm256_madd_epi16(second, factor));
+}
+
 // With 4-bit weights, eight byte products of at most 2 * 15 * 127 fit 16 bits, so the block needs
-// one widening addition. With 5-bit weights four fit, so it needs two.
+// one widening addition. With 5-bit weights four fit, so it needs two; with 6 bits, four.
 template <int bits, typename X>
 inline i256 products32(const i256 (&w)[8], const X& x, i256 factor = splat16(1)) {
+    if constexpr (bits == 6) {
+        return _mm256_add_epi32(products16<2, 0>(w, x, factor), products16<2, 4>(w, x, factor));
+    }
     i256 even = _mm256_maddubs_epi16(w[0], x[0]);
     i256 odd = _mm256_maddubs_epi16(w[1], x[1]);
     for (int v = 2; v < 8; v += 2) {
@@ -396,15 +408,6 @@ inline i256 products32(const i256 (&w)[8], const X& x, i256 factor = splat16(1))
     }
     if (bits == 4) return _mm256_madd_epi16(_mm256_add_epi16(even, odd), factor);
     return _mm256_add_epi32(_mm256_madd_epi16(even, factor), _mm256_madd_epi16(odd, factor));
-}
-
-template <int sums, int v, typename X>
-inline i256 products16(const i256 (&w)[8], const X& x, i256 factor) {
-    i256 p[4];
-    for (int i = 0; i < 4; i++) p[i] = _mm256_maddubs_epi16(w[v + i], x[v + i]);
-    const i256 first = _mm256_add_epi16(p[0], p[1]), second = _mm256_add_epi16(p[2], p[3]);
-    if (sums == 4) return _mm256_madd_epi16(_mm256_add_epi16(first, second), factor);
-    return _mm256_add_epi32(_mm256_madd_epi16(first, factor), _mm256_madd_epi16(second, factor));
 }
 
 // Multiplies |w| by x with the sign of w. A sum of two such products, 2 * 128 * 127, fits 16 bits,
@@ -426,6 +429,11 @@ inline void signed_products32(const W& weights, const X& x, i256 (&sum)[T]) {
 
 inline i256 signed_products(i256 w, i256 x) {
     return code_products(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+}
+
+constexpr bool kTurnsActivations = true;
+inline i256 turned(i256 x, i256 sign) {
+    return _mm256_sign_epi8(x, sign);
 }
 
 }  // namespace ggml::cpu::GGML_ISA

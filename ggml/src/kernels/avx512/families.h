@@ -19,6 +19,27 @@
 
 namespace ggml::cpu::GGML_ISA {
 
+// A pair of packed strips from a unit on, of which the formats derive theirs.
+template <typename Format, typename Of>
+struct PackedPair {
+    using Block = Format;
+    using Family = Of;
+    static constexpr int64_t unit_bytes = kStrip * int64_t(sizeof(Block));
+
+    // Does a group share most of its work with the others of its block, rather than of the unit?
+    static constexpr bool by_blocks = false;
+
+    explicit PackedPair(Pair pair) : w(pair) {}
+    Pair member(size_t offset) const { return w + kStrip * int64_t(offset); }
+    // Of block b.
+    Pair member(size_t offset, int b) const { return member(offset) + b * unit_bytes; }
+
+    const Pair w;
+};
+
+inline __m512i splat8(int v) {
+    return _mm512_set1_epi8(char(v));
+}
 constexpr int kUnpacked = 8;  // blocks of 32 columns that are unpacked at a time
 
 // What to prefetch meanwhile: `bytes` for each block, of several strips. A core has room for only a
@@ -72,6 +93,14 @@ struct Bytes {
         for (int v = 0; v < 8; v++) all[v] = f.group(b, v);
 #pragma GCC unroll 8
         for (int v = 0; v < 8; v++) bytes[b][v] = all[v];
+    }
+    template <typename F>
+    void unpack_unit(const F& f) {
+        if constexpr (F::by_blocks) {
+            for (int b = 0; b < kUnpacked; b++) unpack_block(f, b);
+        } else {
+            for (int v = 0; v < 8; v++) unpack_group(f, v);
+        }
     }
     template <typename F>
     void unpack_group(const F& f, int v) {
@@ -177,7 +206,7 @@ struct ScaledGroups {
     struct Unpacked : Bytes {
         template <typename F>
         Unpacked(const F& f, int) : units(f.unit()) {
-            for (int v = 0; v < 8; v++) unpack_group(f, v);
+            unpack_unit(f);
 #pragma GCC unroll 8
             for (int b = 0; b < 8; b++) {
                 scales[b] = f.scale(b);
@@ -240,7 +269,7 @@ struct ScaledHalves {
     struct Unpacked : Bytes {
         template <typename F>
         Unpacked(const F& f, int) : units(f.unit()) {
-            for (int v = 0; v < 8; v++) unpack_group(f, v);
+            unpack_unit(f);
 #pragma GCC unroll 8
             for (int b = 0; b < 8; b++) {
                 scales[b][0] = f.scale(b, 0);

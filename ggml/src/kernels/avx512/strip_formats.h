@@ -12,23 +12,6 @@
 
 namespace ggml::cpu::GGML_ISA {
 
-template <typename Format, typename Of>
-struct PackedPair {
-    using Block = Format;
-    using Family = Of;
-    static constexpr int64_t unit_bytes = kStrip * int64_t(sizeof(Block));
-
-    explicit PackedPair(Pair pair) : w(pair) {}
-    Pair member(size_t offset) const { return w + kStrip * int64_t(offset); }
-    // Of block b.
-    Pair member(size_t offset, int b) const { return member(offset) + b * unit_bytes; }
-
-    const Pair w;
-};
-
-inline __m512i splat8(int v) {
-    return _mm512_set1_epi8(char(v));
-}
 inline __m512i nibbles_of(__m512i two, bool high) {
     return _mm512_and_si512(high ? _mm512_srli_epi16(two, 4) : two, splat8(15));
 }

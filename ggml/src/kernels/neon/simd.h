@@ -356,6 +356,7 @@ inline i256 code_products(i256 codes, i256 x) {
 inline i256 signed_products(i256 w, i256 x) {
     return code_products(w, x);
 }
+constexpr bool kTurnsActivations = false;
 inline i256 lane_totals(const i256 (&v)[8]) {
     const auto half = [&](int i) { return vaddq_s32(as_s32(v[i].a), as_s32(v[i].b)); };
     const auto four = [&](int i) {
