@@ -32,6 +32,7 @@
 //   widen8, widen16                           eight unsigned integers, one per lane
 //   q3_scales                                 those of a stored block of Q3_K, in 16-bit pairs
 //   lane_bytes(a, i)                          byte i of a lane, in all four of its bytes
+//   greater8                                  signed bytes: 255 where a > b, else 0
 //   has_bit(a, mask)                          255 where a has the one bit of the mask, else 0
 //   pick_byte(i), picked                      byte i of each lane, signed, as a float / kByteUnit
 //   clamp32, pack, two_sums                   for quantisation: 32-bit integers within +-limit; 32
@@ -57,6 +58,8 @@
 //   products16<sums, v>(w, x, factor)         16 columns from group v on; so many 16-bit sums fit
 //   signed_products32(w, x, sums)             32 columns x(t) of several tokens t with signed
 //                                             weights, which are w(v) for group v
+//   add_byte_products, shift_right_signed32   where GGML_ADDS_BYTES: four products of any unsigned
+//                                             bytes with signed ones, added to each lane
 //   kTurnsActivations                         of signed weights, do the words above need magnitudes
 //   turned(x, sign)                           and x with the signs of the weights: 1 or 255?
 //   factor, signed_factor(a, i)               byte i of each lane as such a factor

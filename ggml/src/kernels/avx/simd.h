@@ -132,6 +132,9 @@ inline i256 add32(i256 a, i256 b) {
 inline i256 sub32(i256 a, i256 b) {
     return {_mm_sub_epi32(a.a, b.a), _mm_sub_epi32(a.b, b.b)};
 }
+inline i256 greater8(i256 a, i256 b) {
+    return {_mm_cmpgt_epi8(a.a, b.a), _mm_cmpgt_epi8(a.b, b.b)};
+}
 inline i256 max32(i256 a, i256 b) {
     return {_mm_max_epi32(a.a, b.a), _mm_max_epi32(a.b, b.b)};
 }

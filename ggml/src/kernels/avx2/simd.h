@@ -93,6 +93,9 @@ inline i256 add32(i256 a, i256 b) {
 inline i256 sub32(i256 a, i256 b) {
     return _mm256_sub_epi32(a, b);
 }
+inline i256 greater8(i256 a, i256 b) {
+    return _mm256_cmpgt_epi8(a, b);
+}
 inline i256 max32(i256 a, i256 b) {
     return _mm256_max_epi32(a, b);
 }
@@ -326,6 +329,13 @@ inline i256 code_totals(const i256 (&v)[8]) {
 }
 
 #ifdef __AVX512VNNI__
+#define GGML_ADDS_BYTES
+inline i256 add_byte_products(i256 sum, i256 bytes, i256 x) {
+    return _mm256_dpbusd_epi32(sum, bytes, x);
+}
+inline i256 shift_right_signed32(i256 a, int n) {
+    return _mm256_srai_epi32(a, n);
+}
 inline i256 code_products(i256 codes, i256 x) {
     return _mm256_dpbusd_epi32(_mm256_setzero_si256(), codes, x);
 }

@@ -16,14 +16,110 @@ inline i256 digits(i256 bytes, i256 powers) {
 
 constexpr int kPowers[] = {1, 3, 9, 27, 81};
 
+// Bytes, less the digits of the highest powers that were taken off them.
+struct Rest {
+    // 128 less than the byte, in signed bytes, so that one comparison shows a digit. Three times as
+    // much is 3 * byte - 3 * 128, which modulo 256 is 128 less as well.
+    explicit Rest(i256 all) : bytes(all ^ splat8(0x80)) {}
+    // The highest digit, which is 0 below 256 / 3, and 1 below 2 * 256 / 3.
+    i256 digit() const {
+        const i256 none = greater8(splat8(86 - 128), bytes),
+                   one = greater8(splat8(171 - 128), bytes);
+        return add8(splat8(2), add8(none, one));
+    }
+    void next() { bytes = add8(add8(bytes, bytes), bytes); }
+
+    i256 bytes;
+};
+
 struct TQ1_0 : TernaryFormat<TQ1_0> {
     using Block = BlockTQ1_0;
+    // Calls use(bytes, n, place) for each register of bytes, which has n digits; digit i is group
+    // v of the 32 columns j for {j, v} = place(i).
+    struct Place {
+        int j, v;
+    };
+    template <typename Use>
+    static void each_register(const uint8_t* w, const Use& use) {
+        const uint8_t* const qs = w + kStrip * offsetof(Block, qs);
+#pragma GCC unroll 8
+        for (int v = 0; v < 8; v++) {
+            use(load(qs + kGroup * v), 5, [=](int i) { return Place{i, v}; });
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) {
+            use(load(qs + kGroup * (8 + v)), 5,
+                [=](int i) { return Place{5 + i / 2, 4 * (i % 2) + v}; });
+        }
+        use(load(w + kStrip * offsetof(Block, qh)), 4, [](int i) { return Place{7, 4 + i}; });
+    }
+
     static i256 weights(const uint8_t* w, int j, int v) {
         const uint8_t* const qs = w + kStrip * offsetof(Block, qs);
         if (j < 5) return digits(load(qs + kGroup * v), splat16(kPowers[j]));
         const int n = 2 * (j - 5) + v / 4;
         if (n < 5) return digits(load(qs + kGroup * (8 + v % 4)), splat16(kPowers[n]));
         return digits(load(w + kStrip * offsetof(Block, qh)), splat16(kPowers[v - 4]));
+    }
+
+#ifdef GGML_ADDS_BYTES
+    // A digit is what multiplication by 3 loses: 3 * byte = 256 * digit + next byte. So their
+    // products are (3 * (the bytes' products) - (the next ones')) / 256.
+    template <typename X>
+    static void byte_products(const uint8_t* w, const X& x, int64_t first, i256 (&exact)[8]) {
+        i256 bytes[8], next[8];
+        for (int j = 0; j < 8; j++) bytes[j] = next[j] = splat32(0);
+        each_register(w, [&](i256 all, int n, const auto& place) {
+            i256 rest = all;
+#pragma GCC unroll 5
+            for (int i = 0; i < n; i++) {
+                const Place at = place(i);
+                const i256 values = x.values(0, first + at.j)[at.v];
+                bytes[at.j] = add_byte_products(bytes[at.j], rest, values);
+                rest = add8(add8(rest, rest), rest);
+                next[at.j] = add_byte_products(next[at.j], rest, values);
+            }
+        });
+        for (int j = 0; j < 8; j++) {
+            const i256 threefold = add32(add32(bytes[j], bytes[j]), bytes[j]);
+            exact[j] = shift_right_signed32(sub32(threefold, next[j]), 8);
+        }
+    }
+#endif
+
+    template <int T, typename X>
+    static void multiply(const uint8_t* w, const X& x, int64_t first, f32x8 (&sum)[T]) {
+        const f32x8 scale = load_f16(w + kStrip * offsetof(Block, d));
+#ifdef GGML_ADDS_BYTES
+        if constexpr (T == 1) {
+            i256 exact[8];
+            byte_products(w, x, first, exact);
+            for (int j = 0; j < 8; j++) add(x, 0, first + j, scale, exact[j], sum[0]);
+            return;
+        }
+#endif
+        i256 codes[8][8];
+        each_register(w, [&](i256 all, int n, const auto& place) {
+            Rest rest(all);
+#pragma GCC unroll 5
+            for (int i = 0; i < n; i++) {
+                codes[place(i).j][place(i).v] = rest.digit();
+                rest.next();
+            }
+        });
+        for (int j = 0; j < 8; j++) {
+            for (int t = 0; t < T; t++) {
+                const i256 product = products32<4>(codes[j], x.values(t, first + j));
+                add(x, t, first + j, scale, product, sum[t]);
+            }
+        }
+    }
+
+ private:
+    template <typename X>
+    static void add(const X& x, int t, int64_t b, f32x8 scale, i256 product, f32x8& sum) {
+        const i256 offset = add_pairs(splat16(bias), x.sums16(t, b));
+        sum = add_block(sum, scale, x.scale(t, b), sub32(product, offset));
     }
 };
 

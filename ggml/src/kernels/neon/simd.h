@@ -176,6 +176,9 @@ inline i256 add32(i256 a, i256 b) {
 inline i256 sub32(i256 a, i256 b) {
     return of(vsubq_u32(as_u32(a.a), as_u32(b.a)), vsubq_u32(as_u32(a.b), as_u32(b.b)));
 }
+inline i256 greater8(i256 a, i256 b) {
+    return {vcgtq_s8(as_s8(a.a), as_s8(b.a)), vcgtq_s8(as_s8(a.b), as_s8(b.b))};
+}
 inline i256 max32(i256 a, i256 b) {
     return of(vmaxq_s32(as_s32(a.a), as_s32(b.a)), vmaxq_s32(as_s32(a.b), as_s32(b.b)));
 }
