@@ -139,6 +139,22 @@ def test_some_neurons_are_zero(name: str, files: dict[str, Path], tmp_path: Path
         assert 0 < share < 1 if kind in ("mlp", "moe") else share == 0
 
 
+@pytest.mark.parametrize("name", ["nemotron-moe", "nemotron-narrow", "granite-moe"])
+def test_experts_on_the_disk(name: str, tmp_path: Path) -> None:
+    """The same bits with less memory than the weights take."""
+    wide = {"n_routed_experts": 32, "moe_intermediate_size": 1024}
+    if name == "granite-moe":
+        wide = {"num_local_experts": 40, "intermediate_size": 768}
+    path = made(models.checkpoint(name, tmp_path / "m", **wide), tmp_path / "m.gguf", dense=True)
+    small = {"n_batch": 16, "n_ubatch": 16}
+    want = scores(path, at_once=16, **small)
+    budget = (path.stat().st_size * 0.75 + 2e6) / (1 << 30)
+    with Llama(path, ram_budget=budget, **FIELDS, **small) as llm:
+        assert sum(llm.plan()["storage"].values()) > 0
+    for at_once in (1, 16):
+        assert np.array_equal(want, scores(path, at_once, ram_budget=budget, **small))
+
+
 def test_narrow_experts_have_no_rows(files: dict[str, Path], tmp_path: Path) -> None:
     """Their rows are not as wide as the model's."""
     dense = files["nemotron-narrow"]
@@ -233,6 +249,58 @@ def test_drafting_layers_are_left_out(files: dict[str, Path], tmp_path: Path) ->
     path = convert(folder, outtype="f32", outfile=tmp_path / "a.gguf", log=notes.append)
     assert any("mtp" in note for note in notes)
     assert not any("eh_proj" in name for name in raw(path))
+
+
+# Of published checkpoints, beyond those that MODELS has.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "nemotron": {
+        "num_hidden_layers": 4,
+        "chunk_size": 128,
+        "expand": 2,
+        "hidden_dropout": 0.0,
+        "mamba_ssm_cache_dtype": "float32",
+        "norm_eps": 1e-5,
+        "num_logits_to_keep": 1,
+        "partial_rotary_factor": 1.0,
+        "rescale_prenorm_residual": True,
+        "residual_in_fp32": False,
+        "rope_theta": 10000,
+        "sliding_window": None,
+        "time_step_floor": 0.0001,
+        "time_step_max": 0.1,
+        "time_step_min": 0.001,
+        "use_mamba_kernels": True,
+    },
+    "granite": {
+        "init_method": "mup",
+        "mamba_chunk_size": 256,
+        "mamba_expand": 2,
+        "normalization_function": "rmsnorm",
+        "rope_scaling": None,
+        "rope_theta": 10000,
+        "router_aux_loss_coef": 0.01,
+    },
+    "falcon": {
+        "mamba_chunk_size": 256,
+        "mamba_d_ssm": 48,
+        "mamba_expand": 2,
+        "mamba_use_mlp": True,
+        "mlp_expansion_factor": 8,
+        "num_logits_to_keep": 1,
+        "time_step_rank": "auto",
+    },
+}
+PUBLISHED["nemotron-moe"] = {**PUBLISHED["nemotron"], "moe_shared_expert_overlap": True}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_keys_of_published_checkpoints(name: str, tmp_path: Path) -> None:
+    notes: list[list[str]] = [[], []]
+    for i, keys in enumerate(({}, PUBLISHED[name])):
+        folder = models.checkpoint(name, tmp_path / str(i) / "m", 0, **keys)
+        convert(folder, outfile=tmp_path / f"{i}.gguf", log=notes[i].append)
+    assert notes[0] == notes[1] and not any("key" in note for note in notes[0])
+    assert (tmp_path / "0.gguf").read_bytes() == (tmp_path / "1.gguf").read_bytes()
 
 
 # ---- What is refused ----

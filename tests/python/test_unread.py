@@ -97,6 +97,8 @@ HARMLESS = {
     "pooling_type",
     "classifier.output_labels",
     "rope.scaling.finetuned",
+    "rope.dimension_count",  # of a family that rotates nothing
+    "rope.freq_base",
     "rope.dimension_sections",
     "n_deepstack_layers",
 }

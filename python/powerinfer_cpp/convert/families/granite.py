@@ -90,6 +90,9 @@ class GraniteHybrid(Granite):
                 config.known(f"mamba_{key}")
             config.known("mamba_expand", "mamba_chunk_size", "mamba_proj_bias", "time_step_limit")
         config.known("intermediate_size", "num_local_experts", "num_experts_per_tok")
+        if config.values.get("normalization_function") not in (None, "rmsnorm"):
+            raise self.refuse("granitemoehybrid with norms of another kind")
+        config.known("init_method")
 
     def read_mamba(self, config: Config) -> Mamba2:
         n_head = config.integer("mamba_n_heads", default=128)

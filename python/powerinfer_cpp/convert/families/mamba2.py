@@ -92,6 +92,7 @@ class NemotronH(Llama):
         return False
 
     def read_norm_eps(self) -> float:
+        self.config.known("norm_eps")  # no code reads it
         return self.config.number("layer_norm_epsilon", "rms_norm_eps", default=1e-5)
 
     def entries(self) -> Iterator[Entry]:
@@ -203,7 +204,7 @@ class FalconH1(Llama):
         normed = config.flag("mamba_rms_norm")
         if normed and config.flag("mamba_norm_before_gate", True):
             raise self.refuse("falcon_h1 with norms before gates (mamba_norm_before_gate)")
-        config.known("mamba_norm_before_gate", "mamba_use_mlp")
+        config.known("mamba_norm_before_gate", "mamba_use_mlp", "mlp_expansion_factor")
         self.mamba = read_mamba(config, names, normed)
         inner = config.integer("mamba_d_ssm", default=self.mamba.inner)
         if inner != self.mamba.inner:
