@@ -19,6 +19,7 @@ from powerinfer_cpp.convert import convert
 from powerinfer_cpp.core.gguf import Gguf
 from reference import relative_error
 from safetensors.numpy import load_file, save_file
+from test_family_formats import compare_with_llama_cpp
 
 from powerinfer_cpp import Llama, ModelFormatError, UnsupportedModelError
 
@@ -103,6 +104,29 @@ def test_sequences_beside_each_other(name: str, files: dict[str, Path]) -> None:
         llm.reset()
         llm.eval(TOKENS)
         assert np.array_equal(llm.scores[: len(TOKENS)], want)
+
+
+# What differs from MODELS, where llama.cpp refuses a file or computes otherwise: it rotates in
+# mixtures of granitemoe whatever they say.
+BESIDE: dict[str, dict[str, Any]] = {
+    "nemotron": {},
+    "nemotron-wide": {"conv_kernel": 4, "use_conv_bias": True, "ssm_state_size": 32},
+    "nemotron-moe": {},
+    "nemotron-narrow": {},
+    "granite": {},
+    "granite-moe": {"mamba_n_groups": 1, "mamba_conv_bias": True},
+    "granite-attention": {},
+    "granite-attention-moe": {"position_embedding_type": "rope"},
+    "falcon": {},
+    "falcon-normed": {},
+}
+
+
+@pytest.mark.peer("llama_cpp")
+@pytest.mark.parametrize("name", BESIDE)
+def test_llama_cpp_computes_the_same(name: str, tmp_path: Path) -> None:
+    folder = models.checkpoint(name, tmp_path / "m", **BESIDE[name])
+    compare_with_llama_cpp(made(folder, tmp_path / "m.gguf", dense=True))
 
 
 # ---- Neuron rows ----
