@@ -23,7 +23,7 @@ def make(folder: Path, template: str | None = None, kind: str = "lfm2") -> Path:
     if kind == "lfm2":
         return _lfm2(folder, template)
     if kind in mamba_models.MODELS:
-        checkpoint = mamba_models.checkpoint(kind, folder / "model", max_position_embeddings=4096)
+        checkpoint = mamba_models.checkpoint(kind, folder / "model")
     else:
         checkpoint = golden(kind, folder / "model")
     if template is not None:

@@ -46,8 +46,10 @@ struct Config {
     // Layers behind them that guess further tokens (multi-token prediction). They are not computed.
     int64_t n_nextn = 0;
     ggml::RopePairs rope_pairs = ggml::RopePairs::adjacent;
-    // The first one is what the keys say. None: positions are learned.
+    // The first one is what the keys say. None: positions are learned, or layers with a state know
+    // them (hybrid).
     std::vector<Rope> ropes;
+    bool learned_positions() const { return ropes.empty() && !hybrid; }
     RopeScaling rope_scaling;
     float embedding_scale = 1;    // multiplies the rows of the embedding table
     float logit_scale = 1;        // multiplies the logits

@@ -41,8 +41,8 @@ pi_session_params resolve_session_params(const Model& model, pi_session_params p
     if (p.n_ctx == 0) p.n_ctx = int32_t(std::min<int64_t>(config.n_ctx, INT32_MAX));
     if (p.n_threads == 0) p.n_threads = ggml::default_threads();
     if (p.n_threads_batch == 0) p.n_threads_batch = p.n_threads;
-    // Learned positions end with their table. RoPE works beyond the trained context, only worse.
-    bound("n_ctx", p.n_ctx, 1, config.ropes.empty() ? config.n_ctx : INT32_MAX);
+    // Learned positions end with their table. Others work beyond the trained context, only worse.
+    bound("n_ctx", p.n_ctx, 1, config.learned_positions() ? config.n_ctx : INT32_MAX);
     bound("n_batch", p.n_batch, 1, 1 << 20);
     bound("n_ubatch", p.n_ubatch, 1, 1 << 20);
     bound("n_seq", p.n_seq, 1, 256);
@@ -107,7 +107,7 @@ pi_session_params kept_session(const Model& model, const pi_model_params& params
     pi_session_params session = pi_session_default_params();
     // Learned positions may be fewer.
     const Config& c = model.config;
-    if (c.ropes.empty()) session.n_ctx = int32_t(std::min<int64_t>(session.n_ctx, c.n_ctx));
+    if (c.learned_positions()) session.n_ctx = int32_t(std::min<int64_t>(session.n_ctx, c.n_ctx));
     return resolve_session_params(model, session);
 }
 
