@@ -13,5 +13,8 @@ Who owns a sequence of a session, and who may shorten it:
   holds for files (prefixes.py), then the last text of the sender with the most places.
 - Guessed positions (drafts.py) are at the end of a text's own sequence. They go when a guess is
   wrong, when the text ends or gives up its place, and first of all where positions run out.
+- A sequence whose layers have a state is cut to what `Session.match` answers, and else to nothing:
+  guesses are few enough that their call can be taken back, and a `Generation` has the positions
+  where checkpoints are kept (core/state.py, docs/states.md).
 - `FileDraft` owns all sequences of the draft model's session, by a `Sequences` of its own.
 """
