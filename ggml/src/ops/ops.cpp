@@ -26,13 +26,14 @@ constexpr int64_t kLeastBytes = 1 << 16;
 // up to twice as long.
 constexpr int64_t kStripsOfTile = 4;
 
-// Strips of a piece, of n that have so many bytes, for so many rows.
+// Strips of a piece, of n that have so many bytes, for so many rows. Kernels of one row compute two
+// together at most.
 int64_t grain_for(const Context& context, int64_t n, int64_t bytes, int64_t rows) {
     const int64_t threads = context.threads.active();
     const int64_t pieces =
         threads * std::clamp<int64_t>(bytes * rows / (threads * kLeastBytes), 1, kPieces);
     const int64_t grain = (n + pieces - 1) / pieces;
-    return rows == 1 ? grain
+    return rows == 1 ? grain + grain % 2
                      : std::max(kStripsOfTile,
                                 (grain + kStripsOfTile / 2) / kStripsOfTile * kStripsOfTile);
 }
