@@ -390,10 +390,10 @@ pi_status pi_plan_storage(const pi_plan* plan, pi_storage_plan* out);
 typedef struct pi_way {
     size_t struct_size; /* sizeof(pi_way) */
     /* A member of pi_session_params, for `value` in place of the plan's ("n_ubatch", "n_logits",
-     * "n_batch", "type_k" and "type_v", "n_kv", "n_ctx"); "ram_budget": of pi_model_params;
-     * "convert": the file with neuron rows, which can stay on the disk; "quantize", or "requantize"
-     * if it is quantised already: the file in the type with the id `value`; last "mmap_anyway": of
-     * pi_model_params, with which each token reads `value` bytes */
+     * "n_batch", "type_k" and "type_v", "n_checkpoints", "n_kv", "n_ctx"); "ram_budget": of
+     * pi_model_params; "convert": the file with neuron rows, which can stay on the disk;
+     * "quantize", or "requantize" if it is quantised already: the file in the type with the id
+     * `value`; last "mmap_anyway": of pi_model_params, with which each token reads `value` bytes */
     const char* what;
     int64_t value;
     uint64_t n_bytes; /* of RAM that model and sessions need then; estimated for other files */

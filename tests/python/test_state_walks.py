@@ -12,7 +12,7 @@ import pytest
 import small_states
 from circles import pick
 from powerinfer_cpp.core.context import Context
-from powerinfer_cpp.core.errors import UnsupportedModelError
+from powerinfer_cpp.core.errors import OutOfMemoryError, UnsupportedModelError
 from powerinfer_cpp.core.model import Model
 from powerinfer_cpp.core.session import Session
 from powerinfer_cpp.core.state import checkpoint_flags, checkpoints_of
@@ -138,6 +138,17 @@ def test_the_plan_counts_states(model: Model) -> None:
     plans = [model.plan(n_ctx=256, n_seq=n, n_kv=256)["ram"]["states"] for n in (1, 2)]
     assert 0 < plans[0] < plans[1] < 2 * plans[0] + 1
     assert model.plan(n_ctx=256, n_checkpoints=0)["ram"]["states"] < plans[0]
+
+
+def test_fewer_checkpoints_are_a_way(model: Model) -> None:
+    fields = {"n_ctx": 128, "n_batch": 16, "n_checkpoints": 64}
+    needed = sum(model.plan(**fields)["ram"].values())
+    small = Model(model.path, ram_budget=needed - 1)
+    with pytest.raises(OutOfMemoryError) as caught:
+        Session(small, **fields)
+    way = {way.what: way for way in caught.value.ways}["n_checkpoints"]
+    assert way.value == 0 and way.suffices
+    Session(small, **{**fields, "n_checkpoints": 0})
 
 
 # ---- Programs ----

@@ -76,11 +76,12 @@ void Sequences::require_pages(const char* what, int64_t n, int64_t returned) con
 }
 
 ggml::KvSlot Sequences::append(int32_t seq, int32_t token, bool generated) {
-    const int64_t position = held_[seq].length++, at = position % kKvPage;
+    const int64_t position = length(seq), at = position % kKvPage;
     int32_t& page = pages_[seq * pages_of(n_ctx_) + position / kKvPage];
     // A page that is shared with checkpoints alone need not be copied if they are dropped.
     const auto takes_page = [&] { return at == 0 || kv_.is_shared(page); };
     while (takes_page() && !kv_.n_free()) drop_checkpoint();
+    held_[seq].length++;
     if (at == 0) {
         page = kv_.take();
     } else if (kv_.is_shared(page)) {

@@ -9,7 +9,13 @@ from typing import NamedTuple
 
 TYPES = {8: "Q8_0", 14: "Q6_K", 13: "Q5_K", 12: "Q4_K", 11: "Q3_K", 10: "Q2_K"}
 SLOW = "mmap_anyway"
-FLAGS = {"n_ubatch": "-ub", "n_batch": "-b", "n_ctx": "-c", "n_kv": "--kv-size"}
+FLAGS = {
+    "n_ubatch": "-ub",
+    "n_batch": "-b",
+    "n_ctx": "-c",
+    "n_kv": "--kv-size",
+    "n_checkpoints": "--ctx-checkpoints",
+}
 
 
 class Way(NamedTuple):
