@@ -243,6 +243,13 @@ LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer) {
     const int64_t least = c.hybrid ? 0 : 1;  // of what a layer may lack
     s.n_head = read(".attention.head_count", least, kMany);
     s.n_head_kv = read(".attention.head_count_kv", least, kMany, s.n_head);
+    const auto require_shared = [&] {
+        if (!s.n_head_kv || s.n_head % s.n_head_kv == 0) return;
+        refuse(gguf, Code::format,
+               format("%lld attention heads cannot share %lld key heads", (long long)s.n_head,
+                      (long long)s.n_head_kv));
+    };
+    require_shared();
     s.head_dim = read(".attention.key_length", 1, kMany, 0);
     if (s.head_dim == 0) {
         // As in llama.cpp, all layers have heads as wide as those of the first with attention.
@@ -262,11 +269,7 @@ LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer) {
     const ggml::TensorInfo* const keys = there("attn_k.weight");
     if (!s.n_head_kv && keys) s.n_head_kv = std::min(keys->ne[1] / s.head_dim, kMany);
     if (!s.n_head || !s.n_head_kv) s.n_head = s.n_head_kv = 0;
-    if (s.n_head_kv && s.n_head % s.n_head_kv) {
-        refuse(gguf, Code::format,
-               format("%lld attention heads cannot share %lld key heads", (long long)s.n_head,
-                      (long long)s.n_head_kv));
-    }
+    require_shared();
     s.v_head_dim = read(".attention.value_length", 1, kMany, s.head_dim);
     s.n_expert = read(".expert_count", 0, 4096, 0);
     s.n_expert_used = read(".expert_used_count", 0, s.n_expert, 0);
