@@ -31,6 +31,13 @@ std::vector<std::vector<double>> routed(Context& context, const Routing& how, co
             got[size_t(rows[size_t(k)])][e] = double(weights[size_t(k)]);
         }
     }
+    // A row alone chooses the same.
+    Floats alone(given.begin(), given.begin() + how.n_expert);
+    choose_experts(how, alone.data(), scratch);
+    for (int64_t k = 0; k < how.n_used; k++) {
+        const auto e = size_t(scratch.chosen[k]);
+        CHECK(first[e] < first[e + 1] && rows[size_t(first[e])] == 0);
+    }
     return got;
 }
 

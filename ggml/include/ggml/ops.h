@@ -187,6 +187,8 @@ struct RouteScratch {
 // are none.
 void route(Context& context, const Routing& routing, float* score, int64_t n,
            const RouteScratch& scratch, const ExpertRows& out);
+// The same for one row, whose experts are left in scratch.chosen, the best first.
+void choose_experts(const Routing& routing, float* score, const RouteScratch& scratch);
 
 // flags[i] = x[i] != 0, n values.
 void nonzero(Context& context, const float* x, int64_t n, bool* flags);

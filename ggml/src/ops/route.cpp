@@ -118,6 +118,10 @@ void route_row(const Routing& how, float* score, float* choice, int32_t* chosen,
 
 }  // namespace
 
+void choose_experts(const Routing& routing, float* score, const RouteScratch& scratch) {
+    route_row(routing, score, scratch.choice, scratch.chosen, scratch.weights);
+}
+
 RouteScratch::RouteScratch(Carver& carver, int64_t max_rows, int64_t n_expert, int64_t n_used) {
     carver.take(choice, {max_rows, n_expert});
     carver.take(chosen, {max_rows, n_used});

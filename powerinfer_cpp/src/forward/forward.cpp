@@ -227,7 +227,11 @@ void guess_experts(const Pass& p, int64_t layer, float* room) {
         const Input input =
             p.work.input.prepare(p.context, x, 1, m.config.n_embd, router->w.quantised());
         p.multiply(input, {{router->w, p.work.router, router->bias}});
-        p.source.guess_experts(experts_after(parts, k), p.work.router);
+        if (router->scale != 1) {
+            ggml::scale(p.context, p.work.router, router->scale, router->w.rows);
+        }
+        ggml::choose_experts(router->how, p.work.router, p.work.routed);
+        p.source.guess_experts(experts_after(parts, k), p.work.routed.chosen);
     }
 }
 

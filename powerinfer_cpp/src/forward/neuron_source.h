@@ -51,10 +51,10 @@ class NeuronSource {
     bool pages_experts() const { return experts_ != nullptr; }
     bool request_expert(int32_t block) const { return experts_->request(block); }
     bool absent(int32_t block) const { return experts_->absent(block); }
-    // Asks early for experts that the next layer may choose, by their scores [n].
+    // Asks early for experts that the next layer may choose, the best first [n_used].
     bool guesses_experts() const { return experts_ && experts_->guesses(); }
-    void guess_experts(const FeedForward& part, const float* scores) const {
-        experts_->guess(part.number(0), scores, int32_t(part.n_expert()), int32_t(part.n_used));
+    void guess_experts(const FeedForward& part, const int32_t* chosen) const {
+        experts_->guess(part.number(0), chosen, int32_t(part.n_used));
     }
     struct Matrices {
         const ggml::Matrix *gate, *up, *down;  // no gate: an empty matrix

@@ -122,7 +122,7 @@ bool ExpertStore::request(int32_t expert) {
     return true;
 }
 
-void ExpertStore::guess(int32_t first, const float* scores, int32_t n, int32_t used) {
+void ExpertStore::guess(int32_t first, const int32_t* chosen, int32_t used) {
     pages_->drop_guesses();
     for (size_t rank = 0; rank < guess_.size(); rank++) {
         if (guess_[rank].expert < 0) continue;
@@ -132,13 +132,9 @@ void ExpertStore::guess(int32_t first, const float* scores, int32_t n, int32_t u
     }
     guess_.assign(size_t(used), {});
     if (guessed_.size() < guess_.size()) guessed_.resize(guess_.size());
-    order_.resize(size_t(n));
-    for (int32_t i = 0; i < n; i++) order_[size_t(i)] = i;
-    std::partial_sort(order_.begin(), order_.begin() + used, order_.end(),
-                      [&](int32_t a, int32_t b) { return scores[a] > scores[b]; });
     bool room = true;
     for (size_t rank = 0; rank < guess_.size(); rank++) {
-        const int32_t expert = first + order_[rank];
+        const int32_t expert = first + chosen[rank];
         if (pages_->requested(expert)) continue;
         guess_[rank].expert = expert;
         const Guessed& known = guessed_[rank];

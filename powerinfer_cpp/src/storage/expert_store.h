@@ -33,9 +33,9 @@ class ExpertStore {
     void begin(int64_t n_tokens);
     // Asks for an expert that is not in memory. false: no frame is free until keep().
     bool request(int32_t expert);
-    // Asks for the experts from `first` on that a layer may choose, if reading early pays: the
-    // `used` ones with the largest of these scores [n]. Ends what was asked for in this way before.
-    void guess(int32_t first, const float* scores, int32_t n, int32_t used);
+    // Asks for the experts that a layer may choose, if reading early pays: `chosen` [used], the
+    // best first, from the layer's first one on. Ends what was asked for in this way before.
+    void guess(int32_t first, const int32_t* chosen, int32_t used);
     bool guesses() const { return guesses_; }  // false: never
     void set_guesses(bool on) { guesses_ = on; }
     // Waits for an expert, and gives its matrices in their order. They stay until keep(). Asks for
@@ -116,7 +116,6 @@ class ExpertStore {
     bool guesses_ = true;
     std::vector<Guess> guess_;
     std::vector<Guessed> guessed_;
-    std::vector<int32_t> order_;  // of a layer's experts
     std::string failure_;
     ggml::Code failure_code_ = ggml::Code::io;
 };
