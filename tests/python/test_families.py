@@ -244,9 +244,11 @@ def test_keys(name: str, tmp_path: Path) -> None:
 
 
 def test_every_family_has_a_default_activation() -> None:
-    for family in FAMILIES.values():
-        assert default_activation(family.architecture)
-        assert default_activation(family.architecture, pwri=True)
+    names = {family.architecture for family in FAMILIES.values() if isinstance(family, type)}
+    # Where a model_type stands for several architectures, a function chooses.
+    for name in {*names, "granitehybrid", "nemotron_h", "nemotron_h_moe"}:
+        assert default_activation(name)
+        assert default_activation(name, pwri=True)
 
 
 # ---- Windows ----
