@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import serving
 from powerinfer_cpp.run.generation import Generation
-from powerinfer_cpp.run.pace import BURST, LEAST_SHARE, MASK_BURST, Pace, share
+from powerinfer_cpp.run.pace import BESIDE, BURST, LEAST_SHARE, MASK_BURST, Pace, share
 from powerinfer_cpp.run.requests import Request
 from powerinfer_cpp.run.scheduler import MASK_SECONDS
 from powerinfer_cpp.server import app, status
@@ -45,7 +45,7 @@ def test_what_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time is counted while others write, and comes back with a share of it."""
     now, writing = 100.0, {"a", "b", "c"}
     monkeypatch.setattr(shares_module.time, "monotonic", lambda: now)
-    of = ProcessorTime(lambda: writing, burst=0.5)
+    of = ProcessorTime(lambda: writing, burst=0.5, part=1.0)
     of.spend("a", 0.5)
     assert of.wait("a") == of.wait("d") == 0
     of.spend("a", 1.0)
@@ -59,6 +59,9 @@ def test_what_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of.wait("a") == pytest.approx(0.5 * 20)
     now += 0.5 * 20
     assert of.wait("a") == pytest.approx(0.0, abs=1e-9)
+    of = ProcessorTime(lambda: {"b"}, burst=0.5)
+    of.spend("a", 1.0)
+    assert of.wait("a") == pytest.approx(0.5 * 2 / BESIDE, abs=1e-9)
 
 
 def test_who_has_no_time_left_waits() -> None:
@@ -322,7 +325,7 @@ def test_what_is_told_again(running: serving.InThread, monkeypatch: pytest.Monke
 def test_requests_without_end(running: serving.InThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes time of the event loop, of which a client has a share beside others' texts."""
     server = running.server
-    of = ProcessorTime(lambda: {"another"}, burst=app.REQUEST_SECONDS)
+    of = ProcessorTime(lambda: {"another"}, burst=app.REQUEST_SECONDS, part=1.0)
     monkeypatch.setattr(server, "_requests", of)
 
     async def main() -> float:

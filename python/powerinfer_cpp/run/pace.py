@@ -14,6 +14,9 @@ BURST = 512
 MASK_BURST = 0.25
 # The least of these shares; it is one of all senders, if that is more.
 LEAST_SHARE = 0.05
+# Of that share, what each kind of work beside the rows gets: masks here, and in the server what is
+# done before and after the engine. Together they must not be many shares.
+BESIDE = 0.25
 
 
 class Pace:
@@ -72,7 +75,7 @@ class Pace:
                 self.rows.spend(sender, (n - 1) * each, most)
         part = share(len(set(senders)))
         self.rows.earn(seconds * part)
-        self.masks.earn(seconds * part)
+        self.masks.earn(seconds * part * BESIDE)
 
     def _rows_of(self, sender: str) -> float:
         """Rows that a sender may take at once."""

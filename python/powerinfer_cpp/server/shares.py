@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from ..run.pace import Credit, share
+from ..run.pace import BESIDE, Credit, share
 from ..text.processor_time import Measured
 from .background import Background
 from .errors import Refusal
@@ -22,13 +22,13 @@ RECHECK_SECONDS = 0.5  # for who has no time left: the others may have ended
 class ProcessorTime:
     """Seconds of the processor that senders may take beside the engine.
 
-    While others write texts, a sender has `burst` seconds at once, and they come back with its
-    share of the time, as those of its prompts do (`Pace`): one of those who write, and itself.
-    writing: the senders whose texts are written now.
+    While others write texts, a sender has `burst` seconds at once, and they come back with `part`
+    of its share of the time (`Pace`): it shares with those who write. writing: the senders whose
+    texts are written now.
     """
 
-    def __init__(self, writing: Callable[[], Collection[str]], burst: float):
-        self._writing, self._burst = writing, burst
+    def __init__(self, writing: Callable[[], Collection[str]], burst: float, part: float = BESIDE):
+        self._writing, self._burst, self._part = writing, burst, part
         self._credit, self._earned = Credit(), time.monotonic()
 
     def spend(self, sender: str, seconds: float) -> None:
@@ -48,7 +48,7 @@ class ProcessorTime:
         return any(each != sender for each in self._writing())
 
     def _share(self) -> float:
-        return share(len(self._writing()) + 1)
+        return share(len(self._writing()) + 1) * self._part
 
     def _earn(self) -> None:
         now = time.monotonic()
