@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,12 +129,21 @@ def test_one_model(running: serving.InThread) -> None:
         client.models.retrieve("other/one")
 
 
-def test_props_and_slots(running: serving.InThread, model_path: Path) -> None:
+def test_props_and_slots(
+    running: serving.InThread, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     props = running.get("props").json()
     assert props["total_slots"] == 3 and props["default_generation_settings"]["n_ctx"] == 256
     assert props["model_path"] == model_path.name and str(model_path.parent) not in str(props)
     assert [slot["is_processing"] for slot in running.get("slots").json()] == [False] * 3
     body = {"prompt": PROMPT, "max_tokens": 240, "temperature": 0, "logit_bias": {"2": -100}}
+    step = running.model.scheduler.step
+
+    def slow() -> Any:  # the text takes some seconds, so that it is seen
+        time.sleep(0.02)
+        return step()
+
+    monkeypatch.setattr(running.model.scheduler, "step", slow)
     with running.ask("v1/completions", body):
         serving.wait_for(lambda: running.get("slots").json()[0]["is_processing"])
         slots = running.get("slots").json()
