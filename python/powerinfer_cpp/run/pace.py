@@ -14,8 +14,8 @@ BURST = 512
 MASK_BURST = 0.25
 # The least of these shares; it is one of all senders, if that is more.
 LEAST_SHARE = 0.05
-# Of that share, what each kind of work beside the rows gets: masks here, and in the server what is
-# done before and after the engine. Together they must not be many shares.
+# Of that share, what each kind of work beside the rows gets: masks, and in the server requests,
+# short work and long work. With a whole share for each, a sender would have four more.
 BESIDE = 0.25
 
 

@@ -11,7 +11,7 @@ from ..writer import Entry, array, boolean, float32, replaced
 from .family import Family
 from .llama import Llama
 from .mixtures import Mixture
-from .recurrent import ATTENTION, MAMBA, Mamba2, read_mamba
+from .recurrent import ATTENTION, MAMBA, MAMBA_KEYS, Mamba2, read_mamba
 
 
 class Granite(Llama):
@@ -99,16 +99,8 @@ class GraniteHybrid(Granite):
         inner = config.integer("mamba_expand", default=2) * self.n_embd
         if config.values.get("mamba_d_head") == "auto":
             config.values["mamba_d_head"] = max(1, inner // n_head)
-        names = {
-            "n_head": "mamba_n_heads",
-            "head_dim": "mamba_d_head",
-            "n_group": "mamba_n_groups",
-            "n_state": "mamba_d_state",
-            "taps": "mamba_d_conv",
-            "conv_bias": "mamba_conv_bias",
-        }
         # Whatever the groups are, the norm is over all values.
-        return replace(read_mamba(config, names), norms=1)
+        return replace(read_mamba(config, MAMBA_KEYS), norms=1)
 
     def uses_rope(self) -> bool:
         kind = self.config.values.get("position_embedding_type")

@@ -15,7 +15,7 @@ from ..writer import Entry, array, float32, replaced, uint32
 from .family import Family
 from .llama import Llama, stacked_experts
 from .mixtures import GroupedMixture
-from .recurrent import ATTENTION, MAMBA, read_mamba
+from .recurrent import ATTENTION, MAMBA, MAMBA_KEYS, read_mamba
 
 # Letters and names of the mixers.
 _MIXERS = {
@@ -193,19 +193,11 @@ class FalconH1(Llama):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        names = {
-            "n_head": "mamba_n_heads",
-            "head_dim": "mamba_d_head",
-            "n_group": "mamba_n_groups",
-            "n_state": "mamba_d_state",
-            "taps": "mamba_d_conv",
-            "conv_bias": "mamba_conv_bias",
-        }
         normed = config.flag("mamba_rms_norm")
         if normed and config.flag("mamba_norm_before_gate", True):
             raise self.refuse("falcon_h1 with norms before gates (mamba_norm_before_gate)")
         config.known("mamba_norm_before_gate", "mamba_use_mlp", "mlp_expansion_factor")
-        self.mamba = read_mamba(config, names, normed)
+        self.mamba = read_mamba(config, MAMBA_KEYS, normed)
         inner = config.integer("mamba_d_ssm", default=self.mamba.inner)
         if inner != self.mamba.inner:
             raise self.refuse(f"falcon_h1 with mamba_d_ssm {inner} of {self.mamba.inner} values")

@@ -139,6 +139,17 @@ class Mamba2:
         yield out if out_factor == 1 else scaled(out, out_factor)
 
 
+# How Granite 4 and Falcon-H1 call the sizes that read_mamba() asks for.
+MAMBA_KEYS = {
+    "n_head": "mamba_n_heads",
+    "head_dim": "mamba_d_head",
+    "n_group": "mamba_n_groups",
+    "n_state": "mamba_d_state",
+    "taps": "mamba_d_conv",
+    "conv_bias": "mamba_conv_bias",
+}
+
+
 def read_mamba(config: Config, names: dict[str, str], norms: bool = True) -> Mamba2:
     """The sizes. names: config.json's of n_head, head_dim, n_group, n_state, taps and conv_bias.
     norms: each group's values are normalised. Raises ModelFormatError, UnsupportedModelError."""
