@@ -239,6 +239,11 @@ typedef struct pi_model_params {
      * mixture runs all the same, with some of its feed-forward blocks in its file: every token
      * reads them, which is slow, as a warning says. Results are the same. False: it is refused. */
     bool mmap_anyway;
+    /* Loads the layer that guesses the token after the next one, too (multi-token prediction: key
+     * nextn_predict_layers), for pi_guess. PI_ERROR_UNSUPPORTED if the file has none that is known.
+     * It is left out, with a warning, of a model that runs from storage or on a device: see
+     * pi_model_guesses. */
+    bool nextn;
 } pi_model_params;
 
 /* How RoPE is scaled, with the ids of llama.cpp. */
@@ -464,6 +469,8 @@ bool pi_model_has_predictors(const pi_model* model); /* in at least one layer */
 /* Do layers fold all positions of a sequence into a state, as in Mamba-2, gated delta nets and
  * short convolutions? Then sequences can be cut to few positions: see pi_sequence_truncate. */
 bool pi_model_has_states(const pi_model* model);
+/* Was the layer loaded that guesses tokens (nextn of pi_model_params)? */
+bool pi_model_guesses(const pi_model* model);
 /* The file's header; owned by the model. */
 const pi_gguf* pi_model_gguf(const pi_model* model);
 
@@ -533,6 +540,13 @@ pi_status pi_logits(const pi_session* session, int32_t i, const float** out);
 /* Embedding [n_embd] of row i: its last hidden state after the output norm. Only in sessions with
  * `embedding`, which have no logits. Valid as long as logits. */
 pi_status pi_embedding(const pi_session* session, int32_t i, const float** out);
+/* Guesses what follows `token`, which is to come next in a sequence of at least one position:
+ * *guess is the most likely token by the model's layer for that, *probability is what it gives it.
+ * logits: gets [n_vocab] of the guess, valid until the next call; or NULL. Changes no sequence, and
+ * the results of the last call stay. PI_ERROR_UNSUPPORTED without such a layer (pi_model_guesses),
+ * PI_ERROR_CONTEXT if the sequence has no room for the token. Nothing of it is recorded. */
+pi_status pi_guess(pi_session* session, int32_t seq, int32_t token, int32_t* guess,
+                   float* probability, const float** logits);
 int32_t pi_sequence_length(const pi_session* session, int32_t seq); /* -1: no such sequence */
 /* Drops the positions of a sequence from n on (0 <= n <= its length).
  *

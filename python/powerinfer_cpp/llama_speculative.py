@@ -7,9 +7,15 @@ import numpy as np
 
 from .core.logits import Ids
 from .llama import Llama
-from .run.drafts import NO_IDS, LlamaDraftModel, LlamaPromptLookupDecoding, ModelDraft
+from .run.drafts import (
+    NO_IDS,
+    LlamaDraftModel,
+    LlamaDraftMtp,
+    LlamaPromptLookupDecoding,
+    ModelDraft,
+)
 
-__all__ = ["LlamaDraftModel", "LlamaModelDecoding", "LlamaPromptLookupDecoding"]
+__all__ = ["LlamaDraftModel", "LlamaDraftMtp", "LlamaModelDecoding", "LlamaPromptLookupDecoding"]
 
 
 class LlamaModelDecoding(ModelDraft):

@@ -34,8 +34,13 @@ def random_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
     v_dim = heads * config["linear_value_head_dim"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (v, e), "lm_head": (v, e)}
     vectors = {"model.norm.weight": e}
-    for i, kind in enumerate(config["layer_types"]):
-        layer = f"model.layers.{i}"
+    layers = [(f"model.layers.{i}", kind) for i, kind in enumerate(config["layer_types"])]
+    if config.get("mtp_num_hidden_layers"):
+        layers.append(("mtp.layers.0", "full_attention"))
+        shapes["mtp.fc"] = (e, 2 * e)
+        for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+            vectors[f"mtp.{norm}.weight"] = e
+    for layer, kind in layers:
         for norm in ("input_layernorm", "post_attention_layernorm"):
             vectors[f"{layer}.{norm}.weight"] = e
         if kind == "full_attention":
@@ -90,6 +95,36 @@ def logits(
     """float64 [n_tokens, n_vocab]. inputs: gets what the first and the last matrices of delta nets
     read, by the names of these."""
     w = {name: value.astype(np.float64) for name, value in weights.items()}
+    return _last(config, w, tokens, inputs) @ w["lm_head.weight"].T
+
+
+def guesses(
+    config: dict[str, Any], weights: dict[str, np.ndarray], tokens: list[int]
+) -> np.ndarray:
+    """float64 [n_tokens - 1, n_vocab]: what the layer of multi-token prediction says of the token
+    behind tokens[i + 1], from the model's row i."""
+    w = {name: value.astype(np.float64) for name, value in weights.items()}
+    eps, layer = config["rms_norm_eps"], "mtp.layers.0"
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        return rms_norm(x, 1 + w[f"{name}.weight"], eps)
+
+    token = norm(w["model.embed_tokens.weight"][tokens[1:]], "mtp.pre_fc_norm_embedding")
+    row = norm(_last(config, w, tokens)[:-1], "mtp.pre_fc_norm_hidden")
+    x = np.concatenate([token, row], -1) @ w["mtp.fc.weight"].T
+    x = x + _attention(config, w, f"{layer}.self_attn", norm(x, f"{layer}.input_layernorm"))
+    y = norm(x, f"{layer}.post_attention_layernorm")
+    x = x + _feed_forward(config, w, f"{layer}.mlp", y)
+    return norm(x, "mtp.norm") @ w["lm_head.weight"].T
+
+
+def _last(
+    config: dict[str, Any],
+    w: dict[str, np.ndarray],
+    tokens: list[int],
+    inputs: dict[str, np.ndarray] | None = None,
+) -> np.ndarray:
+    """What the head reads, float64 [n_tokens, n_embd]. inputs: as in `logits`."""
     eps = config["rms_norm_eps"]
     x = w["model.embed_tokens.weight"][tokens]
     for i, kind in enumerate(config["layer_types"]):
@@ -105,7 +140,7 @@ def logits(
                 inputs |= {f"{name}.in_proj_qkv": y, f"{name}.out_proj": out}
         y = rms_norm(x, 1 + w[f"{layer}.post_attention_layernorm.weight"], eps)
         x = x + _feed_forward(config, w, f"{layer}.mlp", y)
-    return rms_norm(x, 1 + w["model.norm.weight"], eps) @ w["lm_head.weight"].T
+    return rms_norm(x, 1 + w["model.norm.weight"], eps)
 
 
 def _attention(

@@ -316,6 +316,12 @@ def weights_of(cfg: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
             experts(f"{layer}.block_sparse_moe", True)
         matrix(f"{layer}.shared_mlp.input_linear", 2 * cfg["shared_intermediate_size"], e)
         matrix(f"{layer}.shared_mlp.output_linear", e, cfg["shared_intermediate_size"])
+    if cfg.get("mtp_hybrid_override_pattern"):
+        matrix("mtp.layers.0.eh_proj", e, 2 * e)
+        for i, norm in enumerate(("enorm", "hnorm", "norm", "norm", "final_layernorm")):
+            vector(f"mtp.layers.{i // 3}.{norm}.weight", e)
+        attention("mtp.layers.0.mixer")
+        experts("mtp.layers.1.mixer", False)
     last = {"nemotron_h": "backbone.norm_f", "falcon_h1": "model.final_layernorm"}
     vector(last.get(family, "model.norm") + ".weight", e)
     if not cfg["tie_word_embeddings"]:
@@ -350,6 +356,12 @@ def logits(cfg: dict[str, Any], weights: dict[str, np.ndarray], tokens: list[int
     return _Model(cfg, weights).logits(tokens)
 
 
+def guesses(cfg: dict[str, Any], weights: dict[str, np.ndarray], tokens: list[int]) -> np.ndarray:
+    """float64 [n_tokens - 1, n_vocab]: what the layer of multi-token prediction says of the token
+    behind tokens[i + 1], from the model's row i."""
+    return _Model(cfg, weights).guesses(tokens)
+
+
 class _Model:
     def __init__(self, cfg: dict[str, Any], weights: dict[str, np.ndarray]):
         self.cfg, self.kinds = cfg, kinds_of(cfg)
@@ -364,16 +376,34 @@ class _Model:
         return rms_norm(x, self.w[f"{name}.weight"], self.eps)
 
     def logits(self, tokens: list[int]) -> np.ndarray:
+        tied = self.cfg["tie_word_embeddings"]
+        y = self.linear(self.last(tokens), self.table() if tied else "lm_head")
+        return y * self.factor.get("lm_head_multiplier", 1) / self.cfg.get("logits_scaling", 1)
+
+    def table(self) -> str:
+        nemotron = self.cfg["model_type"] == "nemotron_h"
+        return "backbone.embeddings" if nemotron else "model.embed_tokens"
+
+    def guesses(self, tokens: list[int]) -> np.ndarray:
+        # Nemotron's: attention and experts are two layers, and the last norm is a LayerNorm.
+        attention, experts = "mtp.layers.0", "mtp.layers.1"
+        token = self.norm(self.w["backbone.embeddings.weight"][tokens[1:]], f"{attention}.enorm")
+        row = self.norm(self.last(tokens)[:-1], f"{attention}.hnorm")
+        x = self.linear(np.concatenate([token, row], -1), f"{attention}.eh_proj")
+        x = x + self.attention(self.norm(x, f"{attention}.norm"), f"{attention}.mixer")
+        x = x + self.experts(self.norm(x, f"{experts}.norm"), f"{experts}.mixer")
+        x = x - x.mean(-1, keepdims=True)
+        return self.linear(self.norm(x, f"{experts}.final_layernorm"), "lm_head")
+
+    def last(self, tokens: list[int]) -> np.ndarray:
+        """What the head reads."""
         family = self.cfg["model_type"]
         layer = {"nemotron_h": self.nemotron, "falcon_h1": self.falcon}.get(family, self.granite)
-        table = "backbone.embeddings" if family == "nemotron_h" else "model.embed_tokens"
-        x = self.w[f"{table}.weight"][tokens] * self.factor.get("embedding_multiplier", 1)
+        x = self.w[f"{self.table()}.weight"][tokens] * self.factor.get("embedding_multiplier", 1)
         for i, kind in enumerate(self.kinds):
             x = layer(x, i, kind)
         last = {"nemotron_h": "backbone.norm_f", "falcon_h1": "model.final_layernorm"}
-        x = self.norm(x, last.get(family, "model.norm"))
-        y = self.linear(x, table if self.cfg["tie_word_embeddings"] else "lm_head")
-        return y * self.factor.get("lm_head_multiplier", 1) / self.cfg.get("logits_scaling", 1)
+        return self.norm(x, last.get(family, "model.norm"))
 
     def nemotron(self, x: np.ndarray, i: int, kind: str) -> np.ndarray:
         name = f"backbone.layers.{i}"

@@ -20,7 +20,7 @@ from powerinfer_cpp.llama_speculative import (
     LlamaModelDecoding,
     LlamaPromptLookupDecoding,
 )
-from powerinfer_cpp.run.drafts import DraftFile, Drafts
+from powerinfer_cpp.run.drafts import DraftFile, Drafts, LlamaDraftMtp
 
 from powerinfer_cpp import Llama
 
@@ -234,6 +234,7 @@ def options(*words: str) -> argparse.Namespace:
         ("--spec-type ngram-simple --spec-ngram-simple-size-m 5", LlamaPromptLookupDecoding, 5),
         ("--spec-type ngram-mod,ngram-cache --draft 3", LlamaPromptLookupDecoding, 3),
         ("--lookup --spec-type ngram-map-k --spec-ngram-mod-n-max 7", LlamaPromptLookupDecoding, 7),
+        ("--spec-type draft-mtp --draft-max 3", LlamaDraftMtp, 1),
         ("-md FILE", DraftFile, 10),
         ("--spec-draft-model FILE --spec-type draft-simple", DraftFile, 10),
         ("--model-draft FILE --spec-type none --spec-draft-n-max 4", DraftFile, 4),
@@ -252,11 +253,12 @@ def test_options(words: str, kind: type | None, n: int, model_path: Path) -> Non
     ("words", "said"),
     [
         ("--spec-type draft-simple", "needs -md FILE"),
-        ("--spec-type draft-mtp -md x", "needs heads"),
-        ("--spec-type draft-simple,ngram-simple -md x", "not from both"),
-        ("--spec-type ngram-simple -md x", "not from both"),
-        ("--spec-type draft-simple --lookup", "not from both"),
-        ("--spec-type guess", "'guess' is none of none, draft-simple, ngram-simple"),
+        ("--spec-type draft-mtp -md x", "not from several"),
+        ("--spec-type draft-mtp,ngram-mod", "not from several"),
+        ("--spec-type draft-simple,ngram-simple -md x", "not from several"),
+        ("--spec-type ngram-simple -md x", "not from several"),
+        ("--spec-type draft-simple --lookup", "not from several"),
+        ("--spec-type guess", "'guess' is none of none, draft-simple, draft-mtp, ngram-simple"),
     ],
 )
 def test_options_that_do_not_go_together(words: str, said: str) -> None:

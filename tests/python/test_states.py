@@ -4,6 +4,7 @@ computed at once, to the bit."""
 
 from __future__ import annotations
 
+import guessing
 import mamba_models
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from powerinfer_cpp.core.errors import UnsupportedModelError
 from powerinfer_cpp.core.model import Model
 from powerinfer_cpp.core.session import Session
 
-KINDS = ["lfm2-moe", "qwen3-next", "qwen3-5", "nemotron-wide", "granite-moe", "falcon"]
+KINDS = ["lfm2-moe", "qwen3-next", "qwen3-5", "nemotron-wide", "granite-moe", "falcon", "guessing"]
 N_CTX, N_SEQ, STEPS = 256, 3, 60
 DRAFT = 16  # rows of a call that can be taken back one by one
 
@@ -21,6 +22,8 @@ DRAFT = 16  # rows of a call that can be taken back one by one
 @pytest.fixture(scope="module", params=KINDS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = tmp_path_factory.mktemp("states")
+    if request.param == "guessing":
+        return Model(str(guessing.make("dense", folder)[0]), nextn=True)
     if request.param in mamba_models.MODELS:
         checkpoint = mamba_models.checkpoint(request.param, folder / "model")
     else:
@@ -37,6 +40,7 @@ class Walk:
             model, **sizes, n_seq=N_SEQ, n_ubatch=n_ubatch, n_threads=n_threads, n_checkpoints=4
         )
         self.whole = Session(model, **sizes)
+        self.guesses = model.guesses
         self.rng = np.random.default_rng(n_ubatch)
         self.texts = [self.random(0) for _ in range(N_SEQ)]
 
@@ -51,6 +55,11 @@ class Walk:
         self.whole.eval(text)
         found, want = self.session.logits(len(ids) - 1), self.whole.logits(len(text) - 1)
         assert np.array_equal(found, want)
+        if self.guesses and len(text) < N_CTX:
+            for of, place in ((self.session, seq), (self.whole, 0)):
+                of.guess(int(text[-1]) + 3, place)
+            found, want = self.session.guessed_logits(), self.whole.guessed_logits()
+            assert np.array_equal(found, want)
 
     def goes_on(self, seq: int) -> None:
         if len(self.texts[seq]) < N_CTX:

@@ -340,6 +340,10 @@ bool pi_model_has_states(const pi_model* m) {
     });
 }
 
+bool pi_model_guesses(const pi_model* m) {
+    return m->model->guesses();
+}
+
 const pi_gguf* pi_model_gguf(const pi_model* m) {
     return &m->header;
 }

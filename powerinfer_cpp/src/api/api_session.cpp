@@ -167,6 +167,17 @@ pi_status pi_sample_rows(pi_session* s, pi_sampler* const* samplers, const int32
     });
 }
 
+pi_status pi_guess(pi_session* s, int32_t seq, int32_t token, int32_t* guess, float* probability,
+                   const float** logits) {
+    return guarded([&] {
+        require(s && guess && probability, "session, guess and probability must not be NULL");
+        const powerinfer::Guess found = s->session.guess(seq, token);
+        *guess = found.token;
+        *probability = found.probability;
+        if (logits) *logits = found.logits;
+    });
+}
+
 int32_t pi_sequence_length(const pi_session* s, int32_t seq) {
     const bool there = seq >= 0 && seq < s->session.params.n_seq;
     return there ? int32_t(s->session.length(seq)) : -1;

@@ -55,6 +55,8 @@ void replay(ggml::Context& context, const Model& model, const StateLayout& layou
             again(model.layers[i].find<ShortConvolution>());
             again(model.layers[i].find<Mamba2>());
             again(model.layers[i].find<DeltaNet>());
+            const int64_t hidden = model.layers[i].hidden;
+            std::copy_n(from + (here - 1) * layout.n_entering, hidden, after + layout.state[i]);
         }
     }
 }

@@ -227,6 +227,39 @@ void refuse_unread_overrides(const ggml::Gguf& gguf) {
                           ": the file has no such key, and the model reads none");
 }
 
+void require_nextn(const Model& m, const Family& family) {
+    const std::string key = m.config.architecture + ".nextn_predict_layers";
+    if (!m.config.n_nextn) {
+        throw ggml::Error(
+            ggml::Code::unsupported,
+            m.file.gguf.path() + ": the file has no layer that guesses tokens (" + key + ")");
+    }
+    if (family.nextn) return;
+    throw ggml::Error(ggml::Code::unsupported, m.file.gguf.path() +
+                                                   ": the layer that guesses tokens (" + key +
+                                                   ") is not known for this architecture");
+}
+
+// Why the layer that guesses tokens would save no time; or null. Two rows need more of a disk than
+// one, and a device would wait for the CPU, which has the layer.
+const char* guesses_without_gain(const Model& m, const pi_model_params& params) {
+    if (!m.guesses()) return nullptr;
+    if (m.device) return "a device computes layers of the model";
+    const bool fits = all_in_ram(m, params) <= m.budget->limit();
+    return fits ? nullptr : "the model does not fit the memory that may be used with it";
+}
+
+std::unique_ptr<Model> inspect_without_guesses(const std::string& path,
+                                               const pi_model_params& params, const char* why) {
+    if (params.log) {
+        const std::string said = path + ": no tokens are guessed (nextn): " + why;
+        params.log(2, said.c_str(), params.log_data);
+    }
+    pi_model_params without = params;
+    without.nextn = false;
+    return Model::inspect(path, without);
+}
+
 }  // namespace
 
 std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_params& params) {
@@ -250,7 +283,8 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     if (!family) refuse_unknown_family(*model);
     model->config = read_config(model->file.gguf, *family, model->vocab.size());
     notes.insert(notes.end(), model->config.notes.begin(), model->config.notes.end());
-    model->layers.resize(model->config.n_layer);
+    if (params.nextn) require_nextn(*model, *family);
+    model->layers.resize(size_t(model->config.n_layer + params.nextn));
     refuse_further_layers(*model);
     model->weights = weight_specs(*model, *family);
     refuse_unread_overrides(model->file.gguf);
@@ -264,6 +298,10 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     }
     if (wants_device(params)) open_device(*model, params);
     plan_memory(*model, params.use_mmap, OnDisk::nothing);
+    if (const char* why = guesses_without_gain(*model, params)) {
+        model.reset();
+        return inspect_without_guesses(path, params, why);
+    }
     leave_on_disk(*model, params);
     // A model without a bundled file is opened again when it has one.
     if (!model->stores_neurons() || is_bundled(*model)) {

@@ -9,8 +9,9 @@ namespace {
 // The widest input of a product, rounded up to whole blocks of activations.
 int64_t widest(const Model& m, const LargestSizes& sizes) {
     const Config& c = m.config;
-    const int64_t n = std::max({c.n_embd, sizes.out_dim, sizes.by_head, sizes.n_ff, sizes.folded,
-                                c.predictor_rank, m.layer_embd.width});
+    const int64_t n =
+        std::max({c.n_embd, sizes.out_dim, sizes.by_head, sizes.n_ff, sizes.folded,
+                  c.predictor_rank, m.layer_embd.width, m.guesses() ? 2 * c.n_embd : 0});
     return (n + ggml::kQ - 1) / ggml::kQ * ggml::kQ;
 }
 
@@ -48,6 +49,10 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
         carver.take(entering, {rows, sizes.entering});
         carver.take(beside, {rows, sizes.beside});
         carver.take(folded, {rows, sizes.folded});
+    }
+    if (model.guesses()) {
+        carver.take(joined, {rows, 2 * c.n_embd});
+        carver.take(guessed, {c.n_vocab});
     }
     if (sizes.n_expert) {
         carver.take(router, {rows, sizes.n_expert});

@@ -42,6 +42,8 @@ struct Workspace {
     // computed of their input, and what the operators give.
     RowsBySequence by_sequence;
     float *entering = nullptr, *beside = nullptr, *folded = nullptr;
+    // Of Model::nextn: what its layer is made of, and the logits of a guess.
+    float *joined = nullptr, *guessed = nullptr;  // [rows, 2 n_embd], [n_vocab]
 
     // For mixtures: scores and weights, the rows of each expert, and the rows of one expert.
     float* router = nullptr;  // [rows, n_expert]

@@ -43,7 +43,7 @@ struct Config {
     int64_t n_ctx = 0;  // positions that the model was trained with
     int64_t n_embd = 0;
     int64_t n_layer = 0;
-    // Layers behind them that guess further tokens (multi-token prediction). They are not computed.
+    // Layers behind them that guess further tokens (multi-token prediction). See Model::nextn.
     int64_t n_nextn = 0;
     ggml::RopePairs rope_pairs = ggml::RopePairs::adjacent;
     // The first one is what the keys say. None: positions are learned, or layers with a state know

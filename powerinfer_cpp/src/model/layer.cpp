@@ -26,6 +26,7 @@ StateSizes state_sizes(const Layer& layer) {
     find(layer.find<ShortConvolution>());
     find(layer.find<Mamba2>());
     find(layer.find<DeltaNet>());
+    if (layer.hidden) found = {layer.hidden, layer.hidden, 0};
     return found;
 }
 

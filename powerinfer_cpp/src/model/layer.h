@@ -50,6 +50,7 @@ struct Attention {
     int64_t v_head_dim = 0;  // of a value
     int rope = -1;           // Config::ropes that rotates the heads; -1: none
     int64_t window = 0;      // positions that a row sees, its own too; 0: all
+    int64_t first = 0;       // the first position that later rows see
     // Queries are multiplied by 1 + growth ln(1 + floor(position / growth_ctx)).
     double growth = 0;
     int64_t growth_ctx = 1;
@@ -239,6 +240,9 @@ struct Layer {
     // Weights are found by their addresses in it, which stay while parts are added.
     std::deque<LayerPart> parts;
     const float* scale = nullptr;  // [1], of the stream behind the last part
+    // Of a layer that guesses tokens (Model::nextn): the values of the row before that it joins
+    // with each token. Those of the last row wait for the next token as a state.
+    int64_t hidden = 0;
 
     // The first part of a kind; or null.
     template <typename T>

@@ -77,7 +77,20 @@ struct Model {
     NormWeights output_norm;             // [n_embd]
     ggml::Matrix output;                 // [n_vocab, n_embd]; token_embd if the head is tied
     const float* output_bias = nullptr;  // [n_vocab]
-    std::vector<Layer> layers;
+    std::vector<Layer> layers;           // with that of `nextn`, if it was asked for
+    // What is before and behind the layer that guesses the token after the next one (multi-token
+    // prediction, arXiv 2412.19437), the last one of `layers`. It reads join . [norm(embedding of
+    // the token), norm(what the head read of the row before)].
+    struct {
+        ggml::Matrix join;                                       // [n_embd, 2 n_embd]
+        const float *token_norm = nullptr, *row_norm = nullptr;  // [n_embd]
+        const float* last_norm = nullptr;                        // [n_embd]; null: output_norm
+        bool centred = false;     // last_norm is LayerNorm's, without bias
+        float last_eps = 0;       // of last_norm
+        ggml::Matrix token_embd;  // [n_vocab, n_embd]; empty: the model's
+        ggml::Matrix output;      // the same
+    } nextn;
+    bool guesses() const { return int64_t(layers.size()) > config.n_layer; }
     std::vector<const FeedForward*> ffns;  // the feed-forward parts of all layers, in order
     // Of all feed-forward parts.
     int64_t n_blocks() const {

@@ -40,6 +40,7 @@ Traffic traffic_of(const Model& m, const Counts& did, const F& here, bool head,
                    const std::vector<ggml::NeuronCounts>& neurons) {
     Traffic sum;
     for (const WeightSpec& w : m.weights) {
+        if (layer_of(w.name) >= m.config.n_layer) continue;  // that guesses, in few of the rows
         const bool of_attention = w.part == Part::attention || w.part == Part::norms;
         if (of_attention && here(layer_of(w.name))) {
             sum.attention += uint64_t(did.rows) * w.bytes();

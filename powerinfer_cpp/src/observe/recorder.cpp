@@ -26,6 +26,7 @@ Recorder::Recorder(ggml::Carver& carver, const Model& model, const pi_session_pa
       n_embd_(model.config.n_embd),
       n_batch_(p.n_batch) {
     for (const FeedForward* f : model.ffns) {
+        if (f->layer >= model.config.n_layer) continue;  // that guesses (Model::nextn)
         parts_.push_back({f->n_ff, f->n_blocks(), n_neurons(), bits_size()});
         mixes_ = mixes_ || f->n_blocks() > 1;
     }
@@ -56,6 +57,7 @@ void Recorder::plan_squares(ggml::Carver& carver, const Model& model) {
         squares_[PI_INPUT_ATTENTION_OUTPUT].push_back({a ? a->out_dim() : folded});
     }
     for (const FeedForward* f : model.ffns) {
+        if (f->layer >= model.config.n_layer) continue;
         squares_[PI_INPUT_FFN].push_back({f->width ? f->width : n_embd_, f->n_blocks()});
         squares_[PI_INPUT_FFN_DOWN].push_back({f->n_ff, f->n_blocks()});
     }

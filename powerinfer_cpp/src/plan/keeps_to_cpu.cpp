@@ -32,10 +32,11 @@ bool lacks_norm_bias(const Model& m) {
 }
 
 std::string reason(const Model& m, const Attention& attention) {
-    const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, growth, growth_ctx, v_norm,
-                 kv_of, scale, softcap, sinks, q, k, v, o, q_bias, k_bias, v_bias, o_bias, q_scale,
-                 k_scale, v_scale, o_scale, gated, latent, q_norm, k_norm, norms, out_norm] =
-        attention;
+    const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, first, growth, growth_ctx,
+                 v_norm, kv_of, scale, softcap, sinks, q, k, v, o, q_bias, k_bias, v_bias, o_bias,
+                 q_scale, k_scale, v_scale, o_scale, gated, latent, q_norm, k_norm, norms,
+                 out_norm] = attention;
+    if (first > 0) return "layers that guess tokens keep to the CPU";
     if (gated) return "attention whose results are gated keeps to the CPU";
     if (latent) return "attention over latents keeps to the CPU";
     // The arrays of attention in shared memory have a fixed size.
@@ -126,7 +127,8 @@ std::string reason(const Model& m, const LayerPart& part, size_t index) {
 }  // namespace
 
 std::string keeps_to_cpu(const Model& m, int64_t layer) {
-    const auto& [parts, scale] = m.layers[size_t(layer)];
+    const auto& [parts, scale, hidden] = m.layers[size_t(layer)];
+    if (hidden) return "layers that guess tokens keep to the CPU";
     if (has(m, scale)) return "layers that scale the stream keep to the CPU";
     for (size_t i = 0; i < parts.size(); i++) {
         if (std::string why = reason(m, parts[i], i); !why.empty()) return why;

@@ -132,7 +132,7 @@ uint64_t scratch_bytes(const Model& m, const pi_session_params& p, bool stored) 
 
 std::vector<PlanPart> session_parts(const Model& m, const pi_session_params& p, int64_t n_device,
                                     bool stored) {
-    const int64_t n_ram = m.config.n_layer - n_device;
+    const int64_t n_ram = int64_t(m.layers.size()) - n_device;
     ggml::Carver results;
     float* room;
     results.take(room, {p.n_logits, kept_width(m.config, p)});

@@ -7,6 +7,7 @@
 #include "forward/ffn.h"
 #include "forward/forward.h"
 #include "forward/recurrent.h"
+#include "ggml/math.h"
 #include "ggml/status.h"
 
 namespace powerinfer {
@@ -69,7 +70,8 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
         ggml::Carver carver(memory_.back());
         switch (part.part) {
             case Part::kv:
-                sequences_ = Sequences(carver, model->layers, params, c.n_layer - n_device);
+                sequences_ = Sequences(carver, model->layers, params,
+                                       int64_t(model->layers.size()) - n_device);
                 break;
             case Part::states:
                 sequences_.attach(States(carver, model->layers, params));
@@ -113,10 +115,7 @@ std::vector<int64_t> Session::check(const pi_batch& b) const {
     int32_t kept = 0;
     std::vector<int64_t> added(size_t(params.n_seq), 0);
     for (int32_t i = 0; i < b.n; i++) {
-        if (b.token[i] < 0 || b.token[i] >= model->config.n_vocab) {
-            throw Error(Code::argument, format("token %d is outside the vocabulary of %lld",
-                                               b.token[i], (long long)model->config.n_vocab));
-        }
+        require_token(b.token[i]);
         require_sequence(sequence_of(b, i));
         added[size_t(sequence_of(b, i))]++;
         kept += is_kept(b, i);
@@ -132,11 +131,7 @@ std::vector<int64_t> Session::check(const pi_batch& b) const {
                                "loaded up to a position at which it was saved with one",
                                i));
         }
-        const int64_t n = sequences_.length(i) + added[size_t(i)];
-        if (n > params.n_ctx) {
-            throw Error(Code::context, format("%lld tokens do not fit a context of %d",
-                                              (long long)n, params.n_ctx));
-        }
+        require_room(sequences_.length(i) + added[size_t(i)]);
     }
     sequences_.require_pages("these rows", sequences_.pages_for(added.data()), 0);
     return added;
@@ -232,6 +227,62 @@ void Session::eval(const pi_batch& b) {
     if (const std::string warning = audit.warning(*model); !warning.empty()) log(2, warning);
 }
 
+Guess Session::guess(int32_t seq, int32_t token) {
+    const int64_t n = length(seq), n_vocab = model->config.n_vocab;
+    if (!model->guesses()) {
+        throw Error(Code::unsupported, model->file.gguf.path() +
+                                           ": the model was opened without a layer that guesses "
+                                           "tokens (nextn)");
+    }
+    require_token(token);
+    const std::optional<Sequences::Known> state = sequences_.find(seq, n);
+    if (n == 0 || !state || state->rows) {
+        throw Error(Code::argument,
+                    format("a guess needs a sequence whose last row is known, and sequence %d has "
+                           "%lld positions",
+                           seq, (long long)n));
+    }
+    std::vector<int64_t> added(size_t(params.n_seq), 0);
+    added[size_t(seq)] = 1;
+    require_room(n + 1);
+    sequences_.require_pages("a guess", sequences_.pages_for(added.data()), 0);
+    context.threads.limit(std::min(params.n_threads, cores_));
+    const States& states = sequences_.states();
+    const float* const row =
+        states.slot(state->slot) + states.layout().state[size_t(model->config.n_layer)];
+    const int32_t where[] = {seq};
+    const bool generated[] = {true}, keep[] = {false};
+    fill(work_.batch, {sizeof(pi_batch), 1, &token, where, keep, generated, nullptr}, 0, 1);
+    NeuronSource source(nullptr, nullptr, counts.stored);
+    Recorder nothing;
+    try {
+        powerinfer::guess({*model, params, context, sequences_.kv(), states, ropes_, work_, nothing,
+                           audit, counts, nullptr, source, adapters_},
+                          row, work_.guessed);
+    } catch (...) {
+        sequences_.truncate(seq, n);
+        throw;
+    }
+    sequences_.truncate(seq, n);
+    counts.kept++;
+    const float* const logits = work_.guessed;
+    const auto best = int32_t(std::max_element(logits, logits + n_vocab) - logits);
+    // The sums of parts do not depend on the threads.
+    constexpr int64_t kTogether = 4096;
+    std::vector<double> sums(size_t((n_vocab + kTogether - 1) / kTogether), 0.0);
+    context.threads.run(int64_t(sums.size()), 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t part = begin; part < end; part++) {
+            const int64_t last = std::min(n_vocab, (part + 1) * kTogether);
+            for (int64_t i = part * kTogether; i < last; i++) {
+                sums[size_t(part)] += double(ggml::exp_f32(logits[i] - logits[best]));
+            }
+        }
+    });
+    double sum = 0;
+    for (double part : sums) sum += part;
+    return {best, sum >= 1 ? float(1 / sum) : 0, logits};
+}
+
 void Session::set_adapters(std::vector<ScaledAdapter> adapters) {
     for (const ScaledAdapter& a : adapters) {
         if (a.adapter->model != model) {
@@ -312,6 +363,18 @@ void Session::sample(Sampler* const* samplers, const int32_t* rows, int32_t n, i
         }
     });
     std::copy(chosen.begin(), chosen.end(), tokens);
+}
+
+void Session::require_token(int32_t token) const {
+    if (token >= 0 && token < model->config.n_vocab) return;
+    throw Error(Code::argument, format("token %d is outside the vocabulary of %lld", token,
+                                       (long long)model->config.n_vocab));
+}
+
+void Session::require_room(int64_t n) const {
+    if (n <= params.n_ctx) return;
+    throw Error(Code::context,
+                format("%lld tokens do not fit a context of %d", (long long)n, params.n_ctx));
 }
 
 void Session::require_sequence(int32_t seq) const {

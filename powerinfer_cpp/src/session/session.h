@@ -19,6 +19,13 @@
 
 namespace powerinfer {
 
+// What may follow a token.
+struct Guess {
+    int32_t token;
+    float probability;
+    const float* logits;  // [n_vocab], until the next call
+};
+
 class Session {
  public:
     // Reserves and allocates what session_parts plans. Throws Error(argument) for parameters out of
@@ -34,6 +41,9 @@ class Session {
     // tokens[i] = samplers[i]->sample(the logits of rows[i]), by all threads. Throws
     // Error(argument) before it uses a sampler, or Error(memory). No sampler may be given twice.
     void sample(Sampler* const* samplers, const int32_t* rows, int32_t n, int32_t* tokens);
+
+    // See pi_guess in powerinfer.h. Throws Error(argument | context | unsupported | cancelled).
+    Guess guess(int32_t seq, int32_t token);
 
     // Operations on sequences. Each throws Error(argument) if the sequence or the positions do not
     // exist. truncate and copy throw Error(unsupported) and change nothing if the model has states
@@ -81,6 +91,8 @@ class Session {
     // that is not known, and changes nothing.
     void restate(int32_t from, int32_t to, int64_t n);
     void require_sequence(int32_t seq) const;
+    void require_token(int32_t token) const;
+    void require_room(int64_t n_positions) const;
     // Fills the micro-batch of the workspace with rows [begin, end) of a call.
     void fill(Batch& batch, const pi_batch& given, int32_t begin, int32_t end);
     // Rows that a call of n rows computes at once. More than n_ubatch if the cache of neurons on

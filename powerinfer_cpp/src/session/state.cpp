@@ -64,6 +64,7 @@ uint64_t fingerprint(const Session& s) {
     for (int64_t v : {c.n_vocab, c.n_embd, c.n_layer, f ? f->n_ff : 0, a ? a->n_head : 0,
                       a ? a->n_head_kv : 0, a ? a->head_dim : 0})
         mix(&v, sizeof(v));
+    if (m.guesses()) mix("nextn", 5);  // it has keys and values of one layer more
     const std::string weights = name_weights(m);
     mix(weights.data(), weights.size());
     const std::string overridden = m.file.gguf.overridden();
@@ -161,7 +162,8 @@ Header check(const Session& s, const uint8_t* data, uint64_t size, int64_t first
     if (header.model != fingerprint(s))
         throw Error(
             Code::format,
-            "the state belongs to another model, or to other overrides of its keys or RoPE");
+            "the state belongs to another model, or to other overrides of its keys or RoPE, or "
+            "to one opened with or without the layer that guesses tokens");
     if (header.type != uint32_t(s.sequences().kv().type()))
         throw Error(Code::format, "the state has another KV type");
     if (header.rope != rope_variant(s)) {

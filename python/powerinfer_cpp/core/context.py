@@ -137,6 +137,11 @@ class Context:
         self._n_ahead, self._last_row = n, -1
         self._take_ahead()
 
+    def guess(self, token: int) -> tuple[int, float]:
+        """What may follow a token that comes next, and its probability: `Session.guess`."""
+        self._drop_ahead()
+        return self._session.guess(token)
+
     def advance(self, token: int) -> bool:
         """Appends a generated token, if `eval_ahead` has computed it here."""
         if not self._n_ahead or self.input_ids[self.n_tokens] != token:

@@ -58,6 +58,7 @@ class Session:
         self.n_ctx = lib.pi_session_n_ctx(self.handle)
         self.n_batch = lib.pi_session_n_batch(self.handle)
         self._row = ffi.new("float const **")
+        self._guessed = ffi.new("int32_t *"), ffi.new("float *"), ffi.new("float const **")
 
     def close(self) -> None:
         """Frees the session."""
@@ -277,6 +278,19 @@ class Session:
         room for them. The sequence is then as before.
         """
         check(lib.pi_sequence_load_part(self.handle, sequence, ffi.from_buffer(data), len(data)))
+
+    def guess(self, token: int, sequence: int = 0) -> tuple[int, float]:
+        """The most likely id behind a token that comes next in a sequence, by the model's layer
+        that guesses, and its probability there. Changes nothing. Raises UnsupportedModelError
+        without such a layer, ContextOverflowError if the token does not fit."""
+        status = lib.pi_guess(self.handle, sequence, token, *self._guessed)
+        self._callbacks.check(status)
+        return self._guessed[0][0], self._guessed[1][0]
+
+    def guessed_logits(self) -> np.ndarray:
+        """The logits of the last guess: a view, float32 [n_vocab], until the next call."""
+        data = ffi.buffer(self._guessed[2][0], 4 * self.n_vocab)
+        return np.frombuffer(data, dtype=np.float32)
 
     def set_adapters(self, adapters: Sequence[Any], scales: Sequence[float]) -> None:
         """Computes with these pi_adapter handles from now on. If that changes something, all

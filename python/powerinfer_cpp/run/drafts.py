@@ -25,6 +25,8 @@ from .sequences import fields as fields_of
 
 N_BATCH = 512  # tokens that a draft model computes at once
 NO_IDS = np.empty(0, dtype=np.intc)
+# The id behind one that comes next, and its probability (Session.guess).
+Guess = Callable[[int], tuple[int, float]]
 
 
 class LlamaDraftModel(ABC):
@@ -97,6 +99,23 @@ class ModelDraft(LlamaDraftModel):
 
     def close(self) -> None:
         """Closes the model, if it was opened for drafts."""
+
+
+class LlamaDraftMtp(LlamaDraftModel):
+    """One token by the layer that models bring along for that (multi-token prediction).
+
+    p_min: a token less likely than this is no guess.
+    """
+
+    num_pred_tokens = 1
+
+    def __init__(self, p_min: float = 0.5):
+        self.p_min = p_min
+
+    def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
+        """guess: a keyword, what gives the id behind the last one, and its probability."""
+        token, probability = kwargs["guess"](int(input_ids[-1]))
+        return np.array([token] if probability >= self.p_min else [], dtype=np.intc)
 
 
 @dataclass(frozen=True)
@@ -224,10 +243,14 @@ class Drafts:
         self._rest, self._resting = self.REST, 0
         self._passes, self._seconds, self._tokens = 0, 0.0, 0.0  # of passes with drafts
         self._drafted = self._accepted = 0  # of the pass that is being used up
+        self._of_model = isinstance(draft, LlamaDraftMtp)
+        self._tried = False  # has a guess taken time in the next pass that no draft came of?
 
-    def propose(self, ids: Ids, room: int, beside: int = 1, owner: str = "") -> Ids:
+    def propose(
+        self, ids: Ids, room: int, beside: int = 1, owner: str = "", guess: Guess | None = None
+    ) -> Ids:
         """Ids that may follow `ids`, at most `room`. beside: texts that the pass computes. owner:
-        whose text it is."""
+        whose text it is. guess: that of the text's sequence."""
         self._judge()
         if beside != self._beside:
             self._beside, self._passes, self._seconds, self._tokens = beside, 0, 0.0, 0.0
@@ -235,15 +258,18 @@ class Drafts:
         if self._resting or beside not in self._alone or most <= 0:
             self._resting = max(0, self._resting - 1)
             return NO_IDS
-        whose = {"owner": owner} if owner else {}
-        found = np.asarray(self._draft(ids, most=most, **whose), dtype=np.intc)
+        more: dict[str, Any] = {"owner": owner} if owner else {}
+        if self._of_model:
+            more["guess"], self._tried = guess, True
+        found = np.asarray(self._draft(ids, most=most, **more), dtype=np.intc)
         found = found.reshape(-1)[:most]
         bad = np.flatnonzero((found < 0) | (found >= self._n_vocab))
         return found[: bad[0]] if bad.size else found
 
     def computed(self, n: int, seconds: float) -> None:
         """A pass with n drafted tokens took so long, with making the draft."""
-        if n == 0:
+        tried, self._tried = self._tried, False
+        if n == 0 and not tried:
             before = self._alone.get(self._beside, seconds)
             self._alone[self._beside] = min(before * 1.02, seconds)
             return
@@ -259,7 +285,7 @@ class Drafts:
 
     def _judge(self) -> None:
         """After the last pass with a draft: its length, and whether to rest."""
-        if not self._drafted:
+        if not self._drafted and not self._of_model:
             return
         if self._accepted == self._drafted:
             self._length = max(self._length, min(self._most, 2 * self._drafted))

@@ -14,7 +14,7 @@ from ..core.sampler import Sampler, Samplers
 from ..core.state import checkpoints_of
 from ..text.completion import Piece, Writer
 from ..text.logprobs import choice
-from .drafts import NO_IDS, Drafts
+from .drafts import NO_IDS, Drafts, Guess
 from .growing import GrowingIds
 from .requests import Ticket
 
@@ -96,13 +96,13 @@ class Generation:
 
     # ---- Drafts --------------------------------------------------------------------------
 
-    def guess(self, most: int, beside: int = 1) -> int:
-        """Finds ids that may follow, at most so many; returns how many. beside: texts that are
-        computed in the same pass."""
+    def guess(self, most: int, guess: Guess, beside: int = 1) -> int:
+        """Finds ids that may follow, at most so many; returns how many. guess: that of its
+        sequence. beside: texts that are computed in the same pass."""
         self.guessed = NO_IDS
         if self.drafts is not None:
             owner = self.ticket.request.owner
-            self.guessed = self.drafts.propose(self.ids.all, most, beside, owner)
+            self.guessed = self.drafts.propose(self.ids.all, most, beside, owner, guess)
             self.ticket.n_drafted += len(self.guessed)
         return len(self.guessed)
 

@@ -113,7 +113,7 @@ class Loop:
             context.eval(text.ids.all[first:], text.ids.generated[first:], text.checkpoints)
         elif not context.advance(text.token):
             start = time.perf_counter()
-            text.guess(context.n_ctx - len(text.ids))
+            text.guess(context.n_ctx - len(text.ids), context.guess)
             context.eval_ahead(np.array([text.token], dtype=np.int32), text.guessed)
             text.computed(time.perf_counter() - start)
 

@@ -9,7 +9,7 @@ from ..core.context import ROWS_KEPT
 from ..core.embedding import check_pooling
 from ..core.gguf import Gguf
 from ..text import chat
-from .drafts import DraftFile, LlamaDraftModel
+from .drafts import DraftFile, LlamaDraftModel, LlamaDraftMtp
 
 DEFAULT_POSITIONS = 512  # llama-cpp-python's
 
@@ -140,7 +140,8 @@ class Options:
 
         - draft_model: guesses the next tokens, which are then checked together: the same text,
           sooner where it repeats itself. LlamaPromptLookupDecoding(), or the path of a smaller
-          model with the same vocabulary (llama_speculative.py). Recording does without.
+          model with the same vocabulary (llama_speculative.py), or LlamaDraftMtp() for models that
+          bring a layer for it along. Recording does without.
 
         **Embeddings**
 
@@ -217,6 +218,7 @@ class Options:
             "bundle": bool(bundle),
             "mmap_anyway": bool(mmap_anyway),
             "allow_unknown": bool(allow_unknown),
+            "nextn": isinstance(draft_model, LlamaDraftMtp),
             **options.override_field(kv_overrides),
             **({} if vocab_only else device_fields),
         }

@@ -20,7 +20,7 @@ from ..core.sampler import Samplers
 from ..core.state import REPLAYED
 from ..text.answers import Plan
 from ..text.prompts import Prompts
-from .drafts import Drafts, LlamaDraftModel, draft_model
+from .drafts import Drafts, LlamaDraftModel, LlamaDraftMtp, draft_model
 from .in_use import InUse
 from .options import Options
 
@@ -112,6 +112,8 @@ class Runtime:
         """What guesses tokens of a text; None: nothing does."""
         if self.draft is None or self.options.session["record"]:
             return None
+        if isinstance(self.draft, LlamaDraftMtp) and not self.model.guesses:
+            return None  # it would save nothing, as a message has said
         most = self.options.session["n_batch"]
         if self.model.has_states:  # what is guessed wrongly is cut off
             most = min(most, REPLAYED)

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -332,7 +333,8 @@ class Scheduler:
         if all(text.writes for text in rows):  # beside a prompt, a pass takes longer anyway
             left, begin = min(left, self._n_logits - len(rows)), time.perf_counter()
             for text in rows:
-                more = text.guess(min(left, self._session.n_ctx - len(text.ids)), len(rows))
+                room = min(left, self._session.n_ctx - len(text.ids))
+                more = text.guess(room, partial(self._session.guess, sequence=text.seq), len(rows))
                 rows[text] += more
                 left -= more
             self._guess_seconds = time.perf_counter() - begin

@@ -89,11 +89,20 @@ void add_delta_net(Weights& w, int64_t i, const DeltaNet& sizes) {
     w.matrix(Part::attention, blk(i, "ssm_out.weight"), n_embd, d.v_dim(), &d.out);
 }
 
-void weights_of(Model& m, std::vector<WeightSpec>& specs, bool tiled) {
+LayerForm form_of() {
     LayerForm form;
     form.ffn_norm = "post_attention_norm";
     form.head_norms = Attention::Norms::by_head;
     form.gates_attention = true;
+    return form;
+}
+
+void nextn(Model& m, std::vector<WeightSpec>& specs) {
+    Weights(m, specs).nextn(form_of());
+}
+
+void weights_of(Model& m, std::vector<WeightSpec>& specs, bool tiled) {
+    const LayerForm form = form_of();
     Weights w(m, specs);
     w.embedding_and_head();
     const std::vector<bool> recurrent = recurrent_layers(m);
@@ -119,9 +128,12 @@ void weights_tiled(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kDeltaNetFamilies = {
-    {"qwen3next", Activation::silu, Activation::relu, configure_mixture, weights_next},
-    {"qwen35", Activation::silu, Activation::relu, configure_halves, weights_tiled},
-    {"qwen35moe", Activation::silu, Activation::relu, configure_mixture, weights_tiled},
+    {"qwen3next", Activation::silu, Activation::relu, configure_mixture, weights_next, false, true,
+     nextn},
+    {"qwen35", Activation::silu, Activation::relu, configure_halves, weights_tiled, false, true,
+     nextn},
+    {"qwen35moe", Activation::silu, Activation::relu, configure_mixture, weights_tiled, false, true,
+     nextn},
 };
 
 }  // namespace powerinfer

@@ -48,6 +48,11 @@ int64_t of_layer(const ggml::Gguf& gguf, const Config& c, int64_t layer, const s
                key + " is an array, but not of one integer for each of the " +
                    std::to_string(c.n_layer) + " layers");
     }
+    if (layer >= n) {
+        refuse(gguf, Code::format,
+               format("%s has no number for layer %lld, which guesses tokens", key.c_str(),
+                      (long long)layer));
+    }
     const int64_t value = v->integer(uint64_t(layer));
     if (value < lo || value > hi) {
         refuse(gguf, Code::format,
@@ -401,6 +406,7 @@ std::vector<WeightSpec> weight_specs(Model& model, const Family& family) {
     const ggml::Gguf& gguf = model.file.gguf;
     const int64_t n_layer = model.config.n_layer;
     family.weights(model, specs);
+    if (model.guesses()) family.nextn(model, specs);
     number_parts(model);
     const std::string experts = model.config.architecture + ".expert_count";
     const bool routed =
@@ -415,7 +421,7 @@ std::vector<WeightSpec> weight_specs(Model& model, const Family& family) {
     const std::vector<float> fatrelu = per_layer(gguf, "powerinfer.ffn.threshold", n_layer);
     const std::vector<float> predictor = per_layer(gguf, "powerinfer.sparse_threshold", n_layer);
     const std::vector<float> recall = per_layer(gguf, "powerinfer.predictor.recall", n_layer);
-    for (size_t i = 0; i < model.layers.size(); i++) {
+    for (size_t i = 0; i < size_t(n_layer); i++) {
         for (LayerPart& part : model.layers[i].parts) {
             auto* f = std::get_if<FeedForward>(&part.op);
             if (!f) continue;

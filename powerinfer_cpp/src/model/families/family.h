@@ -21,6 +21,8 @@ struct Family {
     // Some layers have no attention, or no feed-forward block: the keys of its sizes may be 0.
     bool hybrid = false;
     bool rotates = true;  // queries and keys, by RoPE or as learned positions
+    // The same as weights() of the layer that guesses tokens; null: it cannot be computed.
+    void (*nextn)(Model& model, std::vector<WeightSpec>& specs) = nullptr;
 };
 
 // The families in each file of this folder.
@@ -168,6 +170,8 @@ class Weights {
     }
     // Mamba-2 with its tensors ssm_*, and sizes from the keys {arch}.ssm.*.
     LayerPart& mamba2(int64_t i, const char* norm);
+    // The layer that guesses tokens, of this form, and what is before and behind it.
+    void nextn(const LayerForm& form);
     // The norm of what the part gives.
     void post_norm(int64_t i, const char* name, LayerPart& part);
     // Does layer i have experts?

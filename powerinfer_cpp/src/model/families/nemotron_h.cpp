@@ -21,15 +21,28 @@ void configure_mixture(const ggml::Gguf& gguf, Config& c) {
     require_experts(gguf, c);
 }
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
-    Weights w(m, specs);
-    w.embedding_and_head();
+LayerForm form_with(const char* ffn_norm) {
     LayerForm form;
     form.attention_norm = kNorm;
-    form.ffn_norm = kNorm;
+    form.ffn_norm = ffn_norm;
     form.gated = false;
     form.gating = ggml::Gating::sigmoid;
     form.narrow_experts = true;
+    return form;
+}
+
+// Attention and experts in one layer, and a LayerNorm behind it.
+void nextn(Model& m, std::vector<WeightSpec>& specs) {
+    Weights(m, specs).nextn(form_with("post_attention_norm"));
+    const std::string eps = m.config.architecture + ".attention.layer_norm_epsilon";
+    m.nextn.centred = true;
+    m.nextn.last_eps = float(m.file.gguf.number(eps, 0, 1, m.config.norm_eps));
+}
+
+void weights(Model& m, std::vector<WeightSpec>& specs) {
+    Weights w(m, specs);
+    w.embedding_and_head();
+    const LayerForm form = form_with(kNorm);
     for (int64_t i = 0; i < m.config.n_layer; i++) {
         if (w.has(blk(i, "ssm_in.weight"))) {
             w.mamba2(i, kNorm);
@@ -46,7 +59,7 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
 const std::vector<Family> kNemotronHFamilies = {
     {"nemotron_h", Activation::relu2, Activation::relu2, configure, weights, true, false},
     {"nemotron_h_moe", Activation::relu2, Activation::relu2, configure_mixture, weights, true,
-     false},
+     false, nextn},
 };
 
 }  // namespace powerinfer

@@ -399,6 +399,27 @@ void Weights::layer(int64_t i, const LayerForm& form) {
     feed_forward(i, form);
 }
 
+void Weights::nextn(const LayerForm& form) {
+    const Config& c = m.config;
+    const int64_t i = c.n_layer, n = c.n_embd;
+    const auto name = [&](const char* part) { return blk(i, "nextn.") + part + ".weight"; };
+    matrix(Part::attention, name("eh_proj"), n, 2 * n, &m.nextn.join);
+    vector(Part::norms, name("enorm"), n, &m.nextn.token_norm);
+    vector(Part::norms, name("hnorm"), n, &m.nextn.row_norm);
+    layer(i, form);
+    Layer& here = m.layers[size_t(i)];
+    here.hidden = n;
+    here.find<Attention>()->first = 1;  // before the first position there is no row
+    optional(Part::norms, name("shared_head_norm"), n, &m.nextn.last_norm);
+    m.nextn.last_eps = c.norm_eps;
+    if (has(name("embed_tokens"))) {
+        table(Part::embedding, name("embed_tokens"), c.n_vocab, n, &m.nextn.token_embd);
+    }
+    if (has(name("shared_head_head"))) {
+        matrix(Part::head, name("shared_head_head"), c.n_vocab, n, &m.nextn.output);
+    }
+}
+
 void Weights::attend(int64_t i, const LayerForm& form) {
     LayerPart& attention_part = add_attention(i, form.attention_norm);
     attention_part.scale = form.scale;

@@ -15,6 +15,13 @@ from .recurrent import convolution, decay, recurrent_layers, time_step
 
 _KINDS = ("linear_attention", "full_attention")
 _PERIOD = 4  # of layers, of which the last one has attention
+# Of the layer that predicts further tokens.
+_GUESSING = {
+    "eh_proj": "mtp.fc",
+    "enorm": "mtp.pre_fc_norm_embedding",
+    "hnorm": "mtp.pre_fc_norm_hidden",
+    "shared_head_norm": "mtp.norm",
+}
 _SECTIONS = [11, 11, 10]  # pairs of a rotation that turn with time, height and width of an image
 
 
@@ -27,6 +34,12 @@ class _DeltaNets(Llama):
     has_rope_factors = False
     ffn_norm = "post_attention_norm"
     gates_attention = True
+    guess_names = (
+        *(f"{name}.weight" for name in _GUESSING.values()),
+        "mtp.layers.0.input_layernorm.weight",
+        "mtp.layers.0.self_attn.q_proj.weight",
+        "mtp.layers.0.post_attention_layernorm.weight",
+    )
 
     def __init__(self, config: Config):
         config = config.completed(head_dim=256)
@@ -74,7 +87,8 @@ class _DeltaNets(Llama):
         yield uint32(f"{key}.time_step_rank", self.n_v_head)
         yield uint32(f"{key}.inner_size", self.v_dim)
         yield uint32(f"{self.architecture}.full_attention_interval", self.period)
-        yield from recurrent_layers(self.architecture, self.recurrent)
+        recurrent = self.recurrent + [False] * self.guesses
+        yield from recurrent_layers(self.architecture, recurrent)
 
     def norm(
         self, weights: Weights, theirs: str, ours: str, bias: bool = False
@@ -85,7 +99,8 @@ class _DeltaNets(Llama):
         return plus_one(ours, weights.take(f"{theirs}_norm.weight", self.head_dim))
 
     def attention(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
-        if not self.recurrent[int(block.removeprefix("blk."))]:
+        i = int(block.removeprefix("blk."))
+        if i == self.n_layer or not self.recurrent[i]:
             yield from super().attention(weights, theirs, block)
             return
         theirs = theirs.removesuffix("self_attn") + "linear_attn"
@@ -102,6 +117,10 @@ class _DeltaNets(Llama):
         yield from_weight(f"{block}.ssm_norm.weight", weight)
         weight = weights.take(f"{theirs}.out_proj.weight", self.n_embd, self.v_dim)
         yield column_order(f"{block}.ssm_out.weight", weight, rows)
+
+    def guessing_layer(self, weights: Weights, block: str) -> Iterator[Output]:
+        yield from self.joined(weights, _GUESSING, block)
+        yield from self.layer(weights, "mtp.layers.0", block, False)
 
     def head_order(self) -> np.ndarray:
         """Which head of values of the checkpoint is where in the GGUF."""

@@ -16,6 +16,8 @@ from ..writer import Entry, array, float32, uint32
 # Names of the predictors in Turbo Sparse checkpoints, one for each FFN or expert.
 PREDICTOR = re.compile(r".+\.predictor\.fc[12]\.weight")
 _LAYER = re.compile(r"(?:.+\.)?layers\.(\d{1,9})\.")
+_MTP = re.compile(r"(.+\.)?mtp\.")
+_MTP_LAYER = re.compile(r"mtp\.layers\.(\d{1,9})\.")
 
 
 class Family:
@@ -43,6 +45,9 @@ class Family:
     tied = False  # default if config.json has no value: is the head the embedding
     default_part = 1.0  # share of a head that rotates, likewise
     rotates_partly = False  # it may be less than 1
+    guess_names: tuple[str, ...] = ()  # of the layer that predicts further tokens, those it needs
+    guess_parts = 1  # it is so many layers of the checkpoint
+    guesses = False  # is it converted?
     has_rope_factors = False  # the GGUF has a place for factors of frequencies (llama3, longrope)
 
     def __init__(self, config: Config):
@@ -110,7 +115,9 @@ class Family:
         yield uint32(f"{arch}.vocab_size", self.n_vocab)
         yield uint32(f"{arch}.context_length", self.n_ctx)
         yield uint32(f"{arch}.embedding_length", self.n_embd)
-        yield uint32(f"{arch}.block_count", self.n_layer)
+        yield uint32(f"{arch}.block_count", self.n_layer + self.guesses)
+        if self.guesses:
+            yield uint32(f"{arch}.nextn_predict_layers", 1)
         yield uint32(f"{arch}.feed_forward_length", self.n_ff_dense)
         if self.rope:
             yield uint32(f"{arch}.rope.dimension_count", self.rope.n_rot)
@@ -151,6 +158,23 @@ class Family:
         layer = _LAYER.match(name)
         behind = layer and 0 <= int(layer[1]) - self.n_layer < self.n_nextn
         return bool(behind or DRAFT_TENSORS.fullmatch(name))
+
+    def take_guesses(self, checkpoint: dict[str, Weight]) -> dict[str, Weight]:
+        """The tensors of a layer that predicts further tokens, by their names without what stands
+        before "mtp."; none if the family does not know such a layer. From here on it has one more.
+        """
+        found = {_MTP.sub("mtp.", n): w for n, w in checkpoint.items() if _MTP.match(n)}
+        if not self.guess_names or not all(name in found for name in self.guess_names):
+            return {}
+        numbers = {int(layer[1]) for layer in map(_MTP_LAYER.match, found) if layer}
+        if numbers != set(range(self.guess_parts)) or not self.knows_guesses():
+            return {}
+        self.guesses = True
+        return found
+
+    def knows_guesses(self) -> bool:
+        """Whether config.json says nothing of that layer that the GGUF has no place for."""
+        return not self.config.values.get("mtp_use_dedicated_embeddings")
 
     def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
         """The GGUF's tensors in file order.
@@ -237,7 +261,8 @@ def all_outputs(
     Raises ModelFormatError also for weights that nobody uses; with allow_unknown they are a note.
     """
     needed = {name: w for name, w in checkpoint.items() if not family.is_draft(name)}
-    if len(needed) < len(checkpoint):
+    guesses = family.take_guesses(checkpoint)
+    if len(needed) + len(guesses) < len(checkpoint):
         family.notes.append("layers that predict further tokens (mtp) are left out")
     left_out = [HARMLESS_TENSORS]
     if family.may_hold_predictors and not family.keep_predictors:
@@ -245,7 +270,7 @@ def all_outputs(
     if family.left_out is not None:
         left_out.append(family.left_out)
     kept = {n: w for n, w in needed.items() if not any(p.fullmatch(n) for p in left_out)}
-    weights = Weights(_renamed(family, kept))
+    weights = Weights(_renamed(family, kept) | guesses)
     found = list(family.outputs(weights, transpose_down))
     if rest := weights.rest():
         what = f"tensors that its config.json does not explain: {first_names(rest)}"

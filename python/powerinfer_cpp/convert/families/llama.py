@@ -78,10 +78,26 @@ class Llama(Family):
             yield from self.rope.outputs()
         for i in range(self.n_layer):
             yield from self.layer(weights, f"{self.prefix}.layers.{i}", f"blk.{i}", transpose_down)
+        if self.guesses:
+            yield from self.guessing_layer(weights, f"blk.{self.n_layer}")
         yield from self.norm(
             weights, f"{self.prefix}.{self.last_norm}", "output_norm", self.norm_bias
         )
         yield from self.head(weights)
+
+    def guessing_layer(self, weights: Weights, block: str) -> Iterator[Output]:
+        """The layer that predicts further tokens (`take_guesses`)."""
+        raise NotImplementedError
+
+    def joined(self, weights: Weights, names: dict[str, str], block: str) -> Iterator[Output]:
+        """What is before and behind that layer; names: the checkpoint's of the GGUF's."""
+        for ours, theirs in names.items():
+            name = f"{block}.nextn.{ours}"
+            if ours == "eh_proj":
+                shape = (self.n_embd, 2 * self.n_embd)
+                yield from self.linear(weights, theirs, name, shape)
+            else:
+                yield from self.norm(weights, theirs, name)
 
     def head(self, weights: Weights) -> Iterator[Output]:
         yield from super().head(weights)

@@ -49,6 +49,15 @@ def _mixers(config: Config) -> list[str]:
     return kinds
 
 
+# Of the layer that predicts further tokens, which the checkpoint has as two.
+_GUESSING = {
+    "eh_proj": "mtp.layers.0.eh_proj",
+    "enorm": "mtp.layers.0.enorm",
+    "hnorm": "mtp.layers.0.hnorm",
+    "shared_head_norm": "mtp.layers.1.final_layernorm",
+}
+
+
 class NemotronH(Llama):
     architecture = "nemotron_h"
     pairs = False
@@ -101,10 +110,10 @@ class NemotronH(Llama):
     def _own_entries(self) -> Iterator[Entry]:
         arch = self.architecture
         widths = {"mlp": self.n_ff_dense, "moe": self.n_ff}
-        yield array(
-            f"{arch}.feed_forward_length", "INT32", [widths.get(kind, 0) for kind in self.mixers]
-        )
+        ffs = [widths.get(kind, 0) for kind in self.mixers] + [self.n_ff] * self.guesses
+        yield array(f"{arch}.feed_forward_length", "INT32", ffs)
         heads = [self.n_head_kv if kind == "attention" else 0 for kind in self.mixers]
+        heads += [self.n_head_kv] * self.guesses
         yield array(f"{arch}.attention.head_count_kv", "INT32", heads)
         yield uint32(f"{arch}.attention.key_length", self.head_dim)
         yield uint32(f"{arch}.attention.value_length", self.head_dim)
@@ -132,6 +141,12 @@ class NemotronHMoe(GroupedMixture, NemotronH):
     shared = "mixer.shared_experts"
     all_experts = ("experts.up_proj", "experts.down_proj")
     default_shared = 1
+    guess_names = (
+        *(f"{name}.weight" for name in _GUESSING.values()),
+        "mtp.layers.0.mixer.q_proj.weight",
+        "mtp.layers.1.mixer.gate.weight",
+    )
+    guess_parts = 2
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -165,13 +180,26 @@ class NemotronHMoe(GroupedMixture, NemotronH):
         if self.latent and transpose_down:
             raise self.refuse("neuron rows of experts with moe_latent_size")
         yield from super().ffn(weights, theirs, block, transpose_down)
-        if self.latent and self.mixers[int(block.removeprefix("blk."))] == "moe":
+        i = int(block.removeprefix("blk."))
+        if self.latent and (i == self.n_layer or self.mixers[i] == "moe"):
             shape = (self.latent, self.n_embd)
             for name, ours, size in (
                 ("fc1_latent_proj", "ffn_latent_down", shape),
                 ("fc2_latent_proj", "ffn_latent_up", shape[::-1]),
             ):
                 yield from self.linear(weights, f"{theirs}.mixer.{name}", f"{block}.{ours}", size)
+
+    def knows_guesses(self) -> bool:
+        kinds = self.config.values.get("mtp_hybrid_override_pattern", "*E")
+        return super().knows_guesses() and kinds == "*E" and self.n_nextn < 2
+
+    def guessing_layer(self, weights: Weights, block: str) -> Iterator[Output]:
+        attention, experts = "mtp.layers.0", "mtp.layers.1"
+        yield from self.joined(weights, _GUESSING, block)
+        yield from self.norm(weights, f"{attention}.norm", f"{block}.attn_norm")
+        yield from self.attention(weights, f"{attention}.mixer", block)
+        yield from self.norm(weights, f"{experts}.norm", f"{block}.post_attention_norm")
+        yield from self.ffn(weights, experts, block, False)
 
     def fused_experts(self, weights: Weights, moe: str, block: str, turn: bool) -> Iterator[Output]:
         n = self.n_expert

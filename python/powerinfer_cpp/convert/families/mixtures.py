@@ -95,7 +95,8 @@ class Mixture(Llama):
     def ffn(
         self, weights: Weights, theirs: str, block: str, transpose_down: bool
     ) -> Iterator[Output]:
-        if self.dense[int(block.removeprefix("blk."))]:
+        i = int(block.removeprefix("blk."))
+        if i < self.n_layer and self.dense[i]:  # the layer behind them has experts
             yield from super().ffn(weights, theirs, block, transpose_down)
             return
         moe = f"{theirs}.{self.moe}"
