@@ -12,6 +12,7 @@ import guessing
 import numpy as np
 import pytest
 import reference
+from families import logits, quiet
 from gguf_files import changed, raw
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
@@ -24,6 +25,7 @@ from powerinfer_cpp.llama_speculative import LlamaDraftMtp
 from powerinfer_cpp.run.drafts import Drafts
 from powerinfer_cpp.server.served import ServedModel
 from safetensors.numpy import load_file, save_file
+from test_delta_nets import with_least_memory
 from test_scheduler import Desk
 from test_served_drafts import texts_of
 
@@ -250,6 +252,22 @@ def test_not_from_storage(dense: Path, tmp_path: Path, caplog: pytest.LogCapture
             assert not llm._model.guesses
             assert llm("Once", max_tokens=8, temperature=0)["choices"] == want
     assert any("no tokens are guessed" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("bundle", [False, True])
+def test_neuron_rows_from_storage(bundle: bool, dense: Path, tmp_path: Path) -> None:
+    """The layer has none: it is never computed from storage."""
+    path = convert(dense, bundle=bundle, outfile=tmp_path / "b.gguf", log=quiet)
+    want = logits(path, sparse="off")
+    assert reference.relative_error(want, logits(dense)) < 2e-5
+    with_least_memory(path, want, "neurons", scores=1 << 15)
+    guesses = []
+    for each in (dense, path):
+        session = Session(Model(str(each), nextn=True), n_ctx=64, **EXACT)
+        session.eval(np.array(TOKENS[:20], np.int32))
+        session.guess(9)
+        guesses.append(session.guessed_logits().copy())
+    assert reference.relative_error(guesses[1], guesses[0]) < 2e-5
 
 
 # ---- Files ----

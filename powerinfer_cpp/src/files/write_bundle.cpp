@@ -176,7 +176,9 @@ class Bundler {
     void each_tensor(const Copied& copied, const Bundled& bundled) const {
         for (const TensorInfo& t : gguf_.tensors()) {
             const int64_t layer = layer_of(t.name);
-            const Block* b = layer < 0 ? nullptr : &blocks_[size_t(layer)];
+            // Layers behind the model's guess tokens: none of their neurons is skipped.
+            const bool there = layer >= 0 && layer < int64_t(blocks_.size());
+            const Block* b = there ? &blocks_[size_t(layer)] : nullptr;
             const auto is_of = [&](const SourceRows& row) { return row.tensor == &t; };
             if (b && b->rows[0].tensor == &t) {
                 bundled(*b);

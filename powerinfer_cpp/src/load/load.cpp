@@ -240,15 +240,8 @@ void require_nextn(const Model& m, const Family& family) {
                                                    ") is not known for this architecture");
 }
 
-// Why the layer that guesses tokens would save no time; or null. Two rows need more of a disk than
-// one, and a device would wait for the CPU, which has the layer.
-const char* guesses_without_gain(const Model& m, const pi_model_params& params) {
-    if (!m.guesses()) return nullptr;
-    if (m.device) return "a device computes layers of the model";
-    const bool fits = all_in_ram(m, params) <= m.budget->limit();
-    return fits ? nullptr : "the model does not fit the memory that may be used with it";
-}
-
+// Where the layer that guesses tokens would save no time: two rows need more of a disk than one,
+// and a device would wait for the CPU, which has the layer.
 std::unique_ptr<Model> inspect_without_guesses(const std::string& path,
                                                const pi_model_params& params, const char* why) {
     if (params.log) {
@@ -297,10 +290,14 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
         model->placement.reset();
     }
     if (wants_device(params)) open_device(*model, params);
+    if (model->guesses() && model->device) {
+        return inspect_without_guesses(path, params, "a device computes layers of the model");
+    }
     plan_memory(*model, params.use_mmap, OnDisk::nothing);
-    if (const char* why = guesses_without_gain(*model, params)) {
-        model.reset();
-        return inspect_without_guesses(path, params, why);
+    if (model->guesses() && all_in_ram(*model, params) > model->budget->limit()) {
+        return inspect_without_guesses(path, params,
+                                       "the model does not fit the memory that may be used with "
+                                       "the layer for it");
     }
     leave_on_disk(*model, params);
     // A model without a bundled file is opened again when it has one.

@@ -138,7 +138,7 @@ def convert_gguf(
         if statistics is not None:
             stored, entries = _with_statistics(gguf, statistics, stored, entries)
         if bundle:
-            stored, keys = bundles.bundled(stored, source.size(gguf, "block_count"))
+            stored, keys = bundles.bundled(stored, source.n_layer(gguf))
             entries += keys
         write_gguf(target, architecture, entries, stored, gguf.files)
     if loss.error:
@@ -156,7 +156,7 @@ def _with_statistics(
 ) -> tuple[list[Stored], list[Entry]]:
     """Tensors and keys, with statistics replaced by a folder's."""
     tensors, keys = activation_files.as_gguf(
-        folder, source.size(gguf, "block_count"), _n_expert(gguf), _n_ff(gguf)
+        folder, source.n_layer(gguf), _n_expert(gguf), _n_ff(gguf)
     )
     new = {t.name for t in tensors} | {key.key for key in keys}
     old = [t for t in stored if t.name not in new], [e for e in entries if e.key not in new]
@@ -211,7 +211,7 @@ def _tensors(
     if again:
         log(f"note: {again} matrices were quantised already; quantising them again loses more")
     if predictor:
-        sizes = [source.size(gguf, key) for key in ("block_count", "embedding_length")]
+        sizes = (source.n_layer(gguf), source.size(gguf, "embedding_length"))
         for output in predictors(predictor, *sizes, _n_ff(gguf), _n_expert(gguf)):
             half = fitting(format_by_name("F16"), output.row, output.name)
             yield encoded(output, format_by_name("F32") if outtype == "f32" else half)
@@ -228,6 +228,8 @@ def _down_name(gguf: Gguf, tensor: Stored, dense: bool) -> tuple[str, bool]:
         return name, False
     n_embd = source.size(gguf, "embedding_length")
     layer = int(match[2])
+    if layer >= source.n_layer(gguf):  # that guesses tokens: no neuron of it is skipped
+        return tensor.name, False
     n_ff = _n_ff(gguf, layer) if match[4] else _n_ff_dense(gguf, layer)
     by_neuron = match[3] is not None
     if match[4] and tensor.shape[-2:] == (n_ff, n_embd) != (n_embd, n_ff):

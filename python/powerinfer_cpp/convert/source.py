@@ -88,6 +88,13 @@ def size(gguf: Gguf, *keys: str, layer: int | None = None) -> int:
     raise ModelFormatError(f"{gguf.files[0]}: {architecture}.{keys[0]} is missing or not a size")
 
 
+def n_layer(gguf: Gguf) -> int:
+    """Layers, without those behind them that guess tokens. Raises ModelFormatError."""
+    key = f"{gguf.value('general.architecture', '')}.nextn_predict_layers"
+    guessing = size(gguf, "nextn_predict_layers") if gguf.value(key) is not None else 0
+    return max(0, size(gguf, "block_count") - guessing)
+
+
 def activation(gguf: Gguf) -> str:
     """The activation of the FFN, named or default. Raises UnsupportedModelError if unknown."""
     architecture = str(gguf.value("general.architecture", ""))

@@ -107,7 +107,7 @@ def quantize(
         if gguf.is_pwri:
             entries += source.marks(gguf)
         if bundle:
-            stored, keys = bundles.bundled(stored, source.size(gguf, "block_count"))
+            stored, keys = bundles.bundled(stored, source.n_layer(gguf))
             entries += keys
         architecture = str(gguf.value("general.architecture", ""))
         write_gguf(Path(target), architecture, entries, stored, gguf.files)

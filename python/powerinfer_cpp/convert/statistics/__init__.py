@@ -75,7 +75,7 @@ def from_gguf(gguf: Gguf) -> Statistics:
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
         raise ModelFormatError(f"{path}: {TOKENS} is missing or not a number of tokens")
     layers = []
-    for layer in range(source.size(gguf, "block_count")):
+    for layer in range(source.n_layer(gguf)):
         if layer not in rates:
             raise ModelFormatError(f"{path}: layer {layer} has no statistics (ffn_rate)")
         layers.append(rates[layer].reshape(-1, rates[layer].shape[-1]).astype(np.float64))
