@@ -2,25 +2,28 @@
 """Measures what the layer that guesses tokens (multi-token prediction) saves at an acceptance.
 
     scripts/guess_speed.py 4b.gguf --make 4b      # Qwen 3.5 4B's shape, random weights in Q4_0
+    scripts/guess_speed.py q-mtp.gguf --add q.gguf  # q.gguf, and a layer like its last attention
     scripts/guess_speed.py 4b.gguf --accept 0.8
 
-A text is written greedily without guesses, and then with them, several times by turns. Each guess
-is computed, and with the probability of --accept the text's own next token is taken in its place,
-else another one: so random weights will do. Whether guesses pay is not asked unless --judge is
-given: then they are left out for a while where they do not.
+A text is written greedily several times without guesses, and then with them, by a model that was
+opened for it. Each guess is computed, and with the probability of --accept the text's own next
+token is taken in its place, else another one: so random weights will do. Whether guesses pay is
+not asked unless --judge is given: then they are left out for a while where they do not.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from powerinfer_cpp.convert import source
 from powerinfer_cpp.convert.formats import Format, encode, format_by_name
 from powerinfer_cpp.convert.stored import Stored
 from powerinfer_cpp.convert.writer import Entry, array, boolean, float32, string, uint32, write_gguf
+from powerinfer_cpp.core.gguf import Gguf
 from powerinfer_cpp.core.session import Session
 from powerinfer_cpp.run.drafts import Drafts, LlamaDraftMtp
 
@@ -146,11 +149,59 @@ def keys(s: Shape) -> list[Entry]:
     ]
 
 
+def added(gguf: Gguf) -> tuple[list[Entry], list[Stored]]:
+    """A model with a layer that guesses: as its last one with attention, whose feed-forward block
+    or experts are those of the last layer with such, behind norms of 1 and a random matrix."""
+    arch, n = gguf.value("general.architecture"), source.n_layer(gguf)
+    found = source.tensors(gguf)
+    of_layer: dict[int, list[Stored]] = {}
+    for tensor in found:
+        if tensor.name.startswith("blk."):
+            of_layer.setdefault(int(tensor.name.split(".")[1]), []).append(tensor)
+    if len(of_layer) > n:
+        raise SystemExit("the file has such a layer")
+
+    def last(part: str) -> int:
+        return max(i for i, of in of_layer.items() if any(part in t.name for t in of))
+
+    attention, block = last(".attn_output."), last(".ffn_up")
+    new = []
+    for i in dict.fromkeys((attention, block)):
+        for tensor in of_layer[i]:
+            name = tensor.name.split(".", 2)[2]
+            if i == block != attention and name == "attn_norm.weight":  # one norm in each layer
+                name = "post_attention_norm.weight"
+            new.append(replace(tensor, name=f"blk.{n}.{name}"))
+    n_embd = source.size(gguf, "embedding_length")
+    fmt = format_by_name("Q8_0" if n_embd % 16 == 0 else "F16")
+    values = np.random.default_rng(1).standard_normal((n_embd, 2 * n_embd), np.float32)
+    matrix = encode(fmt, values / np.float32(np.sqrt(n_embd))).reshape(n_embd, -1)
+    ones = np.ones(n_embd, np.float32).view(np.uint8)
+    join = Stored(
+        f"blk.{n}.nextn.eh_proj.weight", values.shape, fmt, lambda a, b: matrix[a:b].reshape(-1)
+    )
+    norms = [
+        Stored(
+            f"blk.{n}.nextn.{name}.weight", (n_embd,), format_by_name("F32"), lambda _a, _b: ones
+        )
+        for name in ("enorm", "hnorm", "shared_head_norm")
+    ]
+    entries = []
+    for entry in source.entries(gguf):
+        if isinstance(entry.value, list) and len(entry.value) == n and arch in entry.key:
+            of = attention if ".attention." in entry.key else block
+            entry = replace(entry, value=[*entry.value, entry.value[of]])
+        if entry.key != f"{arch}.block_count":
+            entries.append(entry)
+    entries += [uint32(f"{arch}.block_count", n + 1), uint32(f"{arch}.nextn_predict_layers", 1)]
+    return entries, [*found, *new, join, *norms]
+
+
 class Luck:
     """Session.guess with a chosen acceptance."""
 
-    def __init__(self, accept: float) -> None:
-        self.accept, self.known = accept, np.empty(0, np.int32)
+    def __init__(self, accept: float, text: list[int]) -> None:
+        self.accept, self.known = accept, text
         self.compute, self.rng = Session.guess, np.random.default_rng(0)
         self.n = self.right = 0
 
@@ -160,7 +211,7 @@ class Luck:
         self.n += 1
         if n < len(self.known) and self.rng.random() < self.accept:
             self.right += 1
-            return int(self.known[n]), 1.0
+            return self.known[n], 1.0
         return 3, 1.0
 
 
@@ -181,7 +232,8 @@ def main() -> None:
     add = parser.add_argument
     add("model", type=Path)
     add("--make", choices=SHAPES, help="write the model, and measure nothing")
-    add("--type", default="Q4_0", help="of its matrices")
+    add("--add", type=Path, metavar="FILE", help="the same of this model, with a guessing layer")
+    add("--type", default="Q4_0", help="of the matrices of --make")
     add("--accept", type=float, nargs="+", default=[0.8])
     add("--n", type=int, default=128, help="tokens of a text")
     add("--rounds", type=int, default=3)
@@ -192,29 +244,29 @@ def main() -> None:
         shape, fmt = SHAPES[args.make], format_by_name(args.type)
         write_gguf(args.model, "qwen35", keys(shape), list(tensors(shape, fmt)))
         return
+    if args.add:
+        with Gguf(str(args.add)) as gguf:
+            entries, stored = added(gguf)
+            arch = str(gguf.value("general.architecture"))
+            write_gguf(args.model, arch, entries, stored, gguf.files)
+        return
     if not args.judge:
         Drafts.TRIAL = 1 << 30
     options = {"n_ctx": args.n + 64, "n_threads": args.threads or None, "verbose": False}
-    with (
-        Llama(args.model, **options) as plain,
-        Llama(args.model, draft_model=LlamaDraftMtp(0.0), **options) as guessing,
-    ):
-        if not guessing._model.guesses:
+    with Llama(args.model, **options) as llm:
+        texts = [written(llm, args.n) for _ in range(args.rounds + 1)][1:]
+    text, alone = texts[0][0], [speed for _, speed in texts]
+    lucks, guessed = [Luck(accept, text) for accept in args.accept], []
+    with Llama(args.model, draft_model=LlamaDraftMtp(0.0), **options) as llm:
+        if not llm._model.guesses:
             raise SystemExit("the model does not fit memory with its guessing layer")
-        text, _ = written(plain, args.n)
-        lucks = [Luck(accept) for accept in args.accept]
-        alone: list[float] = []
-        guessed: list[list[float]] = [[] for _ in lucks]
-        for _ in range(args.rounds):
-            alone.append(written(plain, args.n)[1])
-            for luck, speeds in zip(lucks, guessed, strict=True):
-                luck.known = np.array(text, np.int32)
-                Session.guess = lambda *given, by=luck, **more: by.guess(*given, **more)
-                ids, speed = written(guessing, args.n)
-                Session.guess = luck.compute
-                if ids != text:
-                    raise SystemExit("the text with guesses is another one")
-                speeds.append(speed)
+        for luck in lucks:
+            Session.guess = lambda *given, by=luck, **more: by.guess(*given, **more)
+            texts = [written(llm, args.n) for _ in range(args.rounds + 1)][1:]
+            Session.guess = luck.compute
+            if any(ids != text for ids, _ in texts):
+                raise SystemExit("the text with guesses is another one")
+            guessed.append([speed for _, speed in texts])
     base = statistics.median(alone)
     print(f"without guesses: {base:.2f} tokens/s")
     for luck, speeds in zip(lucks, guessed, strict=True):

@@ -138,14 +138,15 @@ def test_texts_are_the_same(
     assert min(counts) > 10
 
 
-def test_served_texts(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several at the same time, each with guesses of its own sequence."""
+@pytest.mark.parametrize("n_kv", [None, 128])
+def test_served_texts(n_kv: int | None, dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several at the same time, each with guesses of its own sequence; and with little room."""
     monkeypatch.setattr(Drafts, "TRIAL", 1 << 30)
     prompts = ["Once upon", "The dog", "A red ball and"]
     wanted, known = [], []
     with Llama(dense, n_ctx=128, verbose=False) as llm:
         for prompt in prompts:
-            wanted.append(llm(prompt, max_tokens=30, temperature=0)["choices"][0]["text"])
+            wanted.append(llm(prompt, max_tokens=60, temperature=0)["choices"][0]["text"])
             known.append(llm.input_ids[: llm.n_tokens].tolist())
     compute, counts = Session.guess, [0, 0]
 
@@ -161,10 +162,16 @@ def test_served_texts(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "guess", guess)
     desk = Desk()
     with ServedModel(
-        dense, desk.deliver, n_ctx=128, n_parallel=3, draft_model=LlamaDraftMtp(), verbose=False
+        dense,
+        desk.deliver,
+        n_ctx=128,
+        n_kv=n_kv,
+        n_parallel=3,
+        draft_model=LlamaDraftMtp(),
+        verbose=False,
     ) as served:
         surest = Sampling(temperature=0.0)
-        requests = [served.request(each, max_tokens=30, params=surest) for each in prompts]
+        requests = [served.request(each, max_tokens=60, params=surest) for each in prompts]
         assert [text for text, _ in texts_of(desk, served, requests)] == wanted
         accepted = sum({id(u.ticket): u.ticket.n_accepted for u in desk.updates}.values())
     assert accepted > 10 and min(counts) > 5

@@ -114,7 +114,10 @@ class LlamaDraftMtp(LlamaDraftModel):
 
     def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
         """guess: a keyword, what gives the id behind the last one, and its probability."""
-        token, probability = kwargs["guess"](int(input_ids[-1]))
+        try:
+            token, probability = kwargs["guess"](int(input_ids[-1]))
+        except ContextOverflowError:  # others have all positions: the pass makes room
+            return NO_IDS
         return np.array([token] if probability >= self.p_min else [], dtype=np.intc)
 
 
