@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import reference
 from families import logits, quiet
-from gguf_files import changed, raw
+from gguf_files import changed, raw, values
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.core.errors import ContextOverflowError, UnsupportedModelError
@@ -297,6 +297,21 @@ def test_keys_and_names(kind: str, tmp_path: Path) -> None:
     else:
         assert found[f"{arch}.feed_forward_length"] == [24, 0, 0, 24, 24]
         assert found[f"{arch}.attention.head_count_kv"] == [0, 0, 1, 0, 1]
+
+
+def test_matrices_of_its_own(dense: Path, tmp_path: Path) -> None:
+    """Some layers have an embedding and a head of their own."""
+    found = values(dense)
+    own = {"embed_tokens": "token_embd.weight", "shared_head_head": "output.weight"}
+    added = {f"blk.3.nextn.{a}.weight": found[b][::-1].copy() for a, b in own.items()}
+    path = changed(dense, tmp_path / "own.gguf", added=added)
+    logits_of = []
+    for each, token in ((dense, 9), (path, 299 - 9)):
+        session = Session(Model(str(each), nextn=True), n_ctx=8, **EXACT)
+        session.eval(np.array([1], np.int32))
+        session.guess(token)
+        logits_of.append(session.guessed_logits().copy())
+    assert np.array_equal(logits_of[1], logits_of[0][::-1])
 
 
 @pytest.mark.parametrize("gone", ["mtp.norm.weight", "mtp.layers.0.self_attn.q_proj.weight"])
