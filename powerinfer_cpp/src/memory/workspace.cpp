@@ -44,8 +44,8 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
         carver.take(layer_embd_row, {2, c.n_layer * width});
         carver.take(layer_gate, {rows, width});
     }
-    if (sizes.entering) {
-        by_sequence = RowsBySequence(carver, rows, p.n_seq, StateLayout(model.layers).n_entering);
+    if (const StateLayout layout(model.layers); layout) {
+        by_sequence = RowsBySequence(carver, rows, p.n_seq, layout.n_entering);
         carver.take(entering, {rows, sizes.entering});
         carver.take(beside, {rows, sizes.beside});
         carver.take(folded, {rows, sizes.folded});
