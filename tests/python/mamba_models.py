@@ -156,6 +156,18 @@ MODELS: dict[str, dict[str, Any]] = {
         "hybrid_override_pattern": "M*EME",
         "moe_latent_size": 20,
     },
+    "nemotron-without": {  # attention
+        **NEMOTRON,
+        **of_nemotron(2, 12, 1, 6),
+        "hybrid_override_pattern": "M-M",
+    },
+    "granite-without": {
+        **GRANITE,
+        **of_others(4, 16, 2, 8, taps=3),
+        "num_hidden_layers": 2,
+        "layer_types": ["mamba", "mamba"],
+        "position_embedding_type": "rope",
+    },
     "granite": {
         **GRANITE,
         **of_others(4, 16, 1, 8),
@@ -418,7 +430,7 @@ class _Model:
         name, factor = f"model.layers.{i}", self.factor["residual_multiplier"]
         y = self.norm(x, f"{name}.input_layernorm")
         if kind == "mamba":
-            x = x + factor * self.mamba(y, f"{name}.mamba", 1)
+            x = x + factor * self.mamba(y, f"{name}.mamba", self.cfg["mamba_n_groups"])
         else:
             scale = self.factor["attention_multiplier"]
             turns = self.cfg["position_embedding_type"] == "rope"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -113,8 +114,10 @@ BESIDE: dict[str, dict[str, Any]] = {
     "nemotron-wide": {"conv_kernel": 4, "use_conv_bias": True, "ssm_state_size": 32},
     "nemotron-moe": {},
     "nemotron-narrow": {},
+    "nemotron-without": {},
+    "granite-without": {"mamba_d_conv": 4},
     "granite": {},
-    "granite-moe": {"mamba_n_groups": 1, "mamba_conv_bias": True},
+    "granite-moe": {"mamba_conv_bias": True},
     "granite-attention": {},
     "granite-attention-moe": {"position_embedding_type": "rope"},
     "falcon": {},
@@ -273,6 +276,17 @@ def test_drafting_layers_are_left_out(files: dict[str, Path], tmp_path: Path) ->
     path = convert(folder, outtype="f32", outfile=tmp_path / "a.gguf", log=notes.append)
     assert any("mtp" in note for note in notes)
     assert not any("eh_proj" in name for name in raw(path))
+
+
+def test_a_head_of_its_own(files: dict[str, Path], tmp_path: Path) -> None:
+    """transformers ties no Nemotron, so a head counts although config.json calls it tied."""
+    folder = files["nemotron"].with_suffix("")
+    other = tmp_path / "nemotron"
+    shutil.copytree(folder, other)
+    cfg = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (other / "config.json").write_text(json.dumps(cfg))
+    path = made(other, tmp_path / "nemotron.gguf", dense=True)
+    assert path.read_bytes() == files["nemotron"].read_bytes()
 
 
 # Of published checkpoints, beyond those that MODELS has.

@@ -25,12 +25,12 @@ struct Rule {
     Neutral neutral;
 };
 
-// The sizes of attention in the first layer that has it.
-Attention first_attention(const Model& m) {
+// Attention in the first layer that has it; null: none has.
+const Attention* first_attention(const Model& m) {
     for (const Layer& layer : m.layers) {
-        if (const auto* found = layer.find<Attention>()) return *found;
+        if (const auto* found = layer.find<Attention>()) return found;
     }
-    return {};
+    return nullptr;
 }
 
 // The first table of RoPE.
@@ -73,7 +73,13 @@ bool width(const Value& v, const Model& m) {
 }
 
 bool head(const Value& v, const Model& m) {
-    return only(v, {0, double(first_attention(m).head_dim)});
+    const Attention* a = first_attention(m);
+    return !a || only(v, {0, double(a->head_dim)});
+}
+
+bool scale(const Value& v, const Model& m) {
+    const Attention* a = first_attention(m);
+    return !a || only(v, {0, double(a->scale)});
 }
 
 bool base(const Value& v, const Model& m) {
@@ -113,8 +119,7 @@ using neutral::only;
 constexpr Rule kDecisive[] = {
     // attention
     {"attention.causal", neutral::on},
-    {"attention.scale",
-     [](const Value& v, const Model& m) { return only(v, {0, double(first_attention(m).scale)}); }},
+    {"attention.scale", neutral::scale},
     {"attention.output_scale", neutral::factor},
     {"attention.value_scale", neutral::factor},
     {"attention.max_alibi_bias", neutral::off},

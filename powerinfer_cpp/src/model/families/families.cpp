@@ -188,10 +188,11 @@ Config read_config(const ggml::Gguf& gguf, const Family& family, int64_t n_vocab
                format("%lld experts of %lld layers are more than %lld together",
                       (long long)n_expert, (long long)c.n_layer, (long long)kMostExperts));
     }
-    if (least_head == INT64_MAX) {
+    const bool attends = least_head != INT64_MAX;
+    if (!attends && !family.hybrid) {
         refuse(gguf, Code::unsupported, "models without attention are not supported");
     }
-    if (family.rotates) {
+    if (family.rotates && attends) {
         Rope rope;
         rope.n_rot =
             of_all_layers(gguf, c, key(".rope.dimension_count"), 2, least_head, least_head / 2 * 2);

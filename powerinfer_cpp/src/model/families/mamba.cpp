@@ -51,10 +51,8 @@ LayerPart& Weights::mamba2(int64_t i, const char* norm_name) {
     rows(Part::attention, blk(i, "ssm_d"), {1, s.n_head}, 0, s.n_head, Vector{&s.d});
     const ggml::TensorInfo* norm = m.file.gguf.find_tensor(blk(i, "ssm_norm.weight"));
     if (!norm) return part;
-    // Granite's is over all values, whatever its groups are.
-    s.norm_group = norm->ne[0] == inner ? inner : inner / s.n_group;
-    const int64_t n = inner / s.norm_group;
-    rows(Part::norms, norm->name, {s.norm_group, n}, 0, n, Vector{&s.norm});
+    s.norm_group = inner / s.n_group;
+    rows(Part::norms, norm->name, {s.norm_group, s.n_group}, 0, s.n_group, Vector{&s.norm});
     return part;
 }
 

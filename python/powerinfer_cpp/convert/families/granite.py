@@ -2,7 +2,6 @@
 in the place of attention in most layers."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ...core.errors import ModelFormatError
 from ..config import Config
@@ -99,8 +98,7 @@ class GraniteHybrid(Granite):
         inner = config.integer("mamba_expand", default=2) * self.n_embd
         if config.values.get("mamba_d_head") == "auto":
             config.values["mamba_d_head"] = max(1, inner // n_head)
-        # Whatever the groups are, the norm is over all values.
-        return replace(read_mamba(config, MAMBA_KEYS), norms=1)
+        return read_mamba(config, MAMBA_KEYS)
 
     def uses_rope(self) -> bool:
         kind = self.config.values.get("position_embedding_type")

@@ -120,6 +120,11 @@ class NemotronH(Llama):
         yield float32(f"{arch}.attention.layer_norm_epsilon", self.norm_eps)
         yield from self.mamba.entries(arch)
 
+    def head(self, weights: Weights) -> Iterator[Output]:
+        """Its own if there is one: transformers ties none of these, whatever config.json says."""
+        self.said_tied = self.said_tied and "lm_head.weight" not in weights
+        yield from super().head(weights)
+
     def layer(
         self, weights: Weights, theirs: str, block: str, transpose_down: bool
     ) -> Iterator[Output]:
