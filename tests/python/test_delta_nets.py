@@ -25,6 +25,7 @@ from powerinfer_cpp.core.model import Model
 from powerinfer_cpp.profile import importance
 from powerinfer_cpp.quantize import quantize
 from safetensors.numpy import load_file, save_file
+from test_family_formats import compare_with_llama_cpp
 
 from powerinfer_cpp import Llama, ModelFormatError, OutOfMemoryError, UnsupportedModelError
 
@@ -89,9 +90,11 @@ def all_logits(path: Path, at_once: int = N_LONG, **options: Any) -> np.ndarray:
         return llm.scores[:N_LONG].copy()
 
 
-def made(name: str, folder: Path) -> tuple[Path, dict[str, Any], dict[str, np.ndarray]]:
+def made(
+    name: str, folder: Path, **changes: Any
+) -> tuple[Path, dict[str, Any], dict[str, np.ndarray]]:
     """A file, and its configuration and weights."""
-    cfg = config_of(name)
+    cfg = config_of(name, **changes)
     weights = delta_net_reference.random_weights(cfg, seed=len(name))
     checkpoints.save(folder / "model", cfg, weights)
     shutil.copy(GOLDEN / "tokenizer.model", folder / "model")
@@ -108,6 +111,24 @@ def test_long_texts_against_the_recurrence(name: str, tmp_path: Path) -> None:
     assert np.array_equal(all_logits(path, n_threads=2), ours)
     for at_once in (1, 7, 64):
         assert np.array_equal(all_logits(path, at_once, n_threads=2), ours)
+
+
+# What differs from SHAPES: llama.cpp has heads of keys and of values of one width, and wants a
+# rotation's sections inside it.
+SECTIONS = {"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 1]}}
+BESIDE: dict[str, dict[str, Any]] = {
+    "next": {},
+    "next, one head of keys": {"linear_value_head_dim": 20},
+    "dense": SECTIONS,
+    "published width": SECTIONS,
+    "mixture": {"linear_value_head_dim": 8, **SECTIONS},
+}
+
+
+@pytest.mark.peer("llama_cpp")
+@pytest.mark.parametrize("name", BESIDE)
+def test_llama_cpp_computes_the_same(name: str, tmp_path: Path) -> None:
+    compare_with_llama_cpp(made(name, tmp_path, **BESIDE[name])[0])
 
 
 def test_squares_of_inputs(tmp_path: Path) -> None:

@@ -96,6 +96,8 @@ DENSE: dict[str, dict[str, Any]] = {
     "gemma4-embeddings": {},
     "gemma4-mixture": {},
     "qwen2-moe": {},
+    "lfm2": {},
+    "lfm2-moe": {"routed_scaling_factor": 1.0},  # llama.cpp does not read it
 }
 # llama.cpp knows no tied head of these.
 WITH_HEAD = ("olmoe", "dots1", "minimax-m2", "gpt-oss", "olmo2", "olmo3", "apertus", "qwen2-moe")
@@ -231,7 +233,7 @@ LEFT_OUT |= {"olmoe", "dots1", "minimax-m2", "ernie-moe", "hunyuan-moe"}
 LEFT_OUT |= {"stablelm-parallel", "phi3-long", "phi3-window", "llama-longrope", "llama-dynamic"}
 LEFT_OUT |= {"seed-oss", "glm4"}  # heads of 12
 # Other widths that no block divides.
-LEFT_OUT |= {"deepseek-v3", "mistral4", "qwen2-moe"}
+LEFT_OUT |= {"deepseek-v3", "mistral4", "qwen2-moe", "lfm2", "lfm2-moe"}
 LEFT_OUT |= {"gemma4", "gemma4-embeddings", "gemma4-mixture"}
 LEFT_OUT |= {"ministral3", "olmo3"}  # as llama and olmo2
 ROWS_OF_32 = [name for name in (*DENSE, "opt") if name not in LEFT_OUT]

@@ -114,8 +114,6 @@ BESIDE: dict[str, dict[str, Any]] = {
     "nemotron-wide": {"conv_kernel": 4, "use_conv_bias": True, "ssm_state_size": 32},
     "nemotron-moe": {},
     "nemotron-narrow": {},
-    "nemotron-without": {},
-    "granite-without": {"mamba_d_conv": 4},
     "granite": {},
     "granite-moe": {"mamba_conv_bias": True},
     "granite-attention": {},
