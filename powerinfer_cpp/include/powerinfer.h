@@ -463,6 +463,9 @@ int32_t pi_model_n_ff(const pi_model* model);
 int32_t pi_model_n_expert(const pi_model* model);
 int32_t pi_model_layer_n_ff(const pi_model* model, int32_t layer);
 int32_t pi_model_layer_n_expert(const pi_model* model, int32_t layer);
+/* Values of a row that a layer's block or experts read: n_embd, or less if the experts are narrower
+ * than the model (latent experts); 0 where a layer has no feed-forward block. */
+int32_t pi_model_layer_width(const pi_model* model, int32_t layer);
 uint64_t pi_model_n_params(const pi_model* model);   /* weights in the file */
 uint64_t pi_model_n_bytes(const pi_model* model);    /* their bytes */
 bool pi_model_has_predictors(const pi_model* model); /* in at least one layer */
@@ -631,6 +634,9 @@ typedef struct pi_neuron_counts {
      * that rows needed; those of them that were not in memory; bytes that the disk brought, also
      * in vain; and the time in which there was nothing left to compute (see pi_work). */
     int64_t storage_needed, storage_missed, storage_bytes, storage_waited_ns;
+    /* Of the blocks and experts that computed the rows, also experts that every row computes: what
+     * predicted, computed and fired are shares of. */
+    int64_t neurons;
 } pi_neuron_counts;
 
 /* Work of a session since it began. The difference between two moments is the cost of the rows
@@ -670,9 +676,10 @@ pi_status pi_session_neurons(const pi_session* session, int32_t first, int32_t n
  * include them, PI_ERROR_UNSUPPORTED if the layer has no feed-forward block. A neuron fires if the
  * value that multiplies its down row is not zero; in mixtures only for rows that chose its expert.
  * pi_firing_counts: [max(1, n_expert), n_ff] over all rows of the session, possibly including rows
- * of failed calls. pi_activations [rows, max(1, n_expert), n_ff] and pi_ffn_inputs [rows, n_embd]:
+ * of failed calls. pi_activations [rows, max(1, n_expert), n_ff] and pi_ffn_inputs [rows, width]:
  * for the rows of the last call, valid until the next one. The input is what the file says its
- * predictors see: the residual stream or its norm. */
+ * predictors see: the residual stream, whose width is n_embd, or its norm, of which experts may
+ * read a narrower row (pi_model_layer_width). */
 pi_status pi_firing_counts(const pi_session* session, int32_t layer, const uint64_t** out);
 pi_status pi_activations(const pi_session* session, int32_t layer, const bool** out);
 pi_status pi_ffn_inputs(const pi_session* session, int32_t layer, const float** out);

@@ -163,8 +163,7 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
     const Work& work = timing.decoding();
     const uint64_t rows = uint64_t(std::max<int64_t>(work.sum.rows, 1));
     const auto shares = [&](int64_t pi_neuron_counts::*count) {
-        return list(layers,
-                    [&](size_t i) { return number(work.share(count, timing.n_ff, int(i))); });
+        return list(layers, [&](size_t i) { return number(work.share(count, int(i))); });
     };
     const std::vector<uint64_t> none(layers);
     TierLayers gpu{none, none}, ram{none, none}, storage{none, none};

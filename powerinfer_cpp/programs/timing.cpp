@@ -38,9 +38,7 @@ void Timing::print_work(const pi_model* model) const {
             eval > 0 ? double(work.bytes()) / eval * 1e-6 : 0.0, mb(work.bytes()),
             mb(work.sum.attention), mb(work.sum.predictor), mb(work.sum.ffn), mb(work.sum.head),
             mb(work.sum.kv));
-    const auto percent = [&](int64_t pi_neuron_counts::*count) {
-        return 100 * work.share(count, n_ff);
-    };
+    const auto percent = [&](int64_t pi_neuron_counts::*count) { return 100 * work.share(count); };
     say("neurons computed = %10.2f %% (predicted %.2f %%, fired %.2f %%)\n",
         percent(&pi_neuron_counts::computed), percent(&pi_neuron_counts::predicted),
         percent(&pi_neuron_counts::fired));

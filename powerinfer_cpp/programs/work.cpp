@@ -1,12 +1,11 @@
 #include "work.h"
 
-double Work::share(int64_t pi_neuron_counts::*count, const std::vector<int64_t>& n_ff,
-                   int layer) const {
+double Work::share(int64_t pi_neuron_counts::*count, int layer) const {
     double some = 0, all = 0;
     for (size_t i = 0; i < by_layer.size(); i++) {
         if (layer >= 0 && i != size_t(layer)) continue;
         some += double(by_layer[i].*count);
-        all += double(by_layer[i].rows) * double(n_ff[i]);
+        all += double(by_layer[i].neurons);
     }
     return all > 0 ? some / all : 0;
 }
@@ -49,6 +48,7 @@ WorkSpan::~WorkSpan() {
         pi_neuron_counts& to = total_.by_layer[i];
         const pi_neuron_counts &a = begin_.by_layer[i], &b = end.by_layer[i];
         to.rows += b.rows - a.rows;
+        to.neurons += b.neurons - a.neurons;
         to.predicted += b.predicted - a.predicted;
         to.computed += b.computed - a.computed;
         to.fired += b.fired - a.fired;

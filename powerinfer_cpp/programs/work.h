@@ -13,9 +13,7 @@ struct Work {
 
     uint64_t bytes() const { return sum.attention + sum.predictor + sum.ffn + sum.head + sum.kv; }
     // Share of the neurons of a layer, or of all layers for layer -1; 0 if no row was computed.
-    // n_ff: of each layer, or of one of its experts.
-    double share(int64_t pi_neuron_counts::*count, const std::vector<int64_t>& n_ff,
-                 int layer = -1) const;
+    double share(int64_t pi_neuron_counts::*count, int layer = -1) const;
     // Sum over the layers.
     int64_t total(int64_t pi_neuron_counts::*count) const;
 };

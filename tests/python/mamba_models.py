@@ -365,16 +365,16 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 def logits(cfg: dict[str, Any], weights: dict[str, np.ndarray], tokens: list[int]) -> np.ndarray:
     """float64 [n_tokens, n_vocab]."""
-    return _Model(cfg, weights).logits(tokens)
+    return Reference(cfg, weights).logits(tokens)
 
 
 def guesses(cfg: dict[str, Any], weights: dict[str, np.ndarray], tokens: list[int]) -> np.ndarray:
     """float64 [n_tokens - 1, n_vocab]: what the layer of multi-token prediction says of the token
     behind tokens[i + 1], from the model's row i."""
-    return _Model(cfg, weights).guesses(tokens)
+    return Reference(cfg, weights).guesses(tokens)
 
 
-class _Model:
+class Reference:
     def __init__(self, cfg: dict[str, Any], weights: dict[str, np.ndarray]):
         self.cfg, self.kinds = cfg, kinds_of(cfg)
         self.w = {name: value.astype(np.float64) for name, value in weights.items()}

@@ -28,7 +28,7 @@ TOKENS = [1, *(int(t) for t in np.random.default_rng(0).integers(3, 300, 69))]
 FIELDS: dict[str, Any] = {"n_ctx": 128, "verbose": False, "type_k": 0, "type_v": 0}
 ROUNDING = 2e-5
 # With neuron rows.
-NEMOTRON = [name for name in models.MODELS if "nemotron" in name and "narrow" not in name]
+NEMOTRON = [name for name in models.MODELS if "nemotron" in name]
 
 
 def scores(path: Path, at_once: int = 128, **options: Any) -> np.ndarray:
@@ -180,13 +180,9 @@ def test_experts_on_the_disk(name: str, tmp_path: Path) -> None:
         assert np.array_equal(want, scores(path, at_once, ram_budget=budget, **small))
 
 
-def test_narrow_experts_have_no_rows(files: dict[str, Path], tmp_path: Path) -> None:
-    """Their rows are not as wide as the model's."""
+def test_narrow_experts(files: dict[str, Path], tmp_path: Path) -> None:
     dense = files["nemotron-narrow"]
     assert tensors_of(dense)["blk.2.ffn_latent_down.weight"].shape == (20, 32)
-    for source in (dense.with_suffix(""), dense):
-        with pytest.raises(UnsupportedModelError, match="moe_latent_size"):
-            convert(source, bundle=True, outfile=tmp_path / "a.gguf", log=quiet)
     path = changed(dense, tmp_path / "b.gguf", keys={"nemotron_h_moe.moe_latent_size": 33})
     with pytest.raises(ModelFormatError, match="moe_latent_size"):
         scores(path)

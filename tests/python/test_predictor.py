@@ -68,9 +68,9 @@ def test_pairs_are_what_the_engine_shows(files: Path, tmp_path: Path) -> None:
             llm.eval(piece)
             rows = np.arange(32 * i, 32 * i + 32)
             for layer in range(2):
-                assert np.array_equal(pairs.fired(layer, rows), llm.activations()[layer])
-                theirs = llm.ffn_inputs()[layer]
-                assert np.array_equal(pairs.inputs[layer, rows], theirs.astype(np.float16))
+                own, theirs = pairs.layers[layer], llm.ffn_inputs()[layer]
+                assert np.array_equal(own.fired(rows), llm.activations()[layer])
+                assert np.array_equal(own.inputs[rows], theirs.astype(np.float16))
 
 
 def test_curve_counts_what_a_threshold_does(files: Path, tmp_path: Path) -> None:
@@ -84,9 +84,10 @@ def test_curve_counts_what_a_threshold_does(files: Path, tmp_path: Path) -> None
     def scores(_expert: int, x: np.ndarray) -> np.ndarray:
         return np.maximum(x @ fc1.T, 0) @ fc2.T
 
-    found = curve(pairs, 1, rows, scores, search.RECALLS)
-    score = scores(0, pairs.inputs[1, rows].astype(np.float32))
-    fired = pairs.fired(1, rows)
+    own = pairs.layers[1]
+    found = curve(own, rows, scores, search.RECALLS)
+    score = scores(0, own.inputs[rows].astype(np.float32))
+    fired = own.fired(rows)
     for i, wanted in enumerate(search.RECALLS):
         proposed = score >= found.threshold[i]
         recall = (proposed & fired).sum() / fired.sum()
@@ -303,13 +304,13 @@ def test_pairs_of_experts(mixture: Path, files: Path, tmp_path: Path) -> None:
     pairs.record(model, [ids], **FIELDS)
     assert sum(p.stat().st_size for p in tmp_path.glob("*.pairs")) == 64 * bytes_per_token(model)
     fired, inputs = recorded(mixture, ids.tolist())
-    for layer in range(2):
-        assert np.array_equal(pairs.inputs[layer], inputs[layer].astype(np.float16))
+    for layer, own in pairs.layers.items():
+        assert np.array_equal(own.inputs, inputs[layer].astype(np.float16))
         for expert in range(N_EXPERT):
-            rows = pairs.chose(layer, np.arange(64), expert)
+            rows = own.chose(np.arange(64), expert)
             assert np.array_equal(rows, np.flatnonzero(fired[layer, :, expert].any(-1)))
-            assert np.array_equal(pairs.fired(layer, rows, expert), fired[layer, rows, expert])
-        assert sum(len(pairs.chose(layer, np.arange(64), e)) for e in range(N_EXPERT)) > USED * 50
+            assert np.array_equal(own.fired(rows, expert), fired[layer, rows, expert])
+        assert sum(len(own.chose(np.arange(64), e)) for e in range(N_EXPERT)) > USED * 50
 
 
 @pytest.mark.peer("torch")
@@ -370,7 +371,7 @@ def test_mixture(
     one = {**FIELDS, "n_ctx": 64, "n_batch": 64, "n_ubatch": 64, "n_logits": 1}
     session = Session(model, **one, sparse=SPARSE_MODES.index("predictor"))
     session.eval(np.array(ids, np.int32))
-    found = session.work().shares(model.n_ff)["predicted"][predicted[0]]
+    found = session.work().shares()["predicted"][predicted[0]]
     assert found == pytest.approx(share, abs=1e-3)  # inputs are rounded to Q8_0 there
 
 

@@ -25,7 +25,7 @@ from powerinfer_cpp.convert.statistics import activation_files
 from powerinfer_cpp.convert.writer import string
 from powerinfer_cpp.core.errors import ModelFormatError, UnsupportedModelError
 from powerinfer_cpp.core.gguf import Gguf
-from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.model import LayerSizes, Model
 from powerinfer_cpp.profile import from_gguf, profile, state
 from powerinfer_cpp.profile import text as profile_text
 
@@ -215,12 +215,12 @@ def test_torch_reads_and_writes_the_same(tmp_path: Path) -> None:
         assert found.dtype == torch.int64 and np.array_equal(found.numpy(), counts[layer, 0])
         kind = (torch.int32, torch.float32, torch.int64)[layer]
         torch.save((found // 10**8).to(kind), tmp_path / f"activation_{layer}.pt")
-    back = activation_files.read(tmp_path, (3, 1, 40))
+    back = activation_files.read(tmp_path, [LayerSizes(40, 0)] * 3)
     assert np.array_equal(back.counts * np.uint64(10**8), counts)
     experts = statistics.Statistics(counts.reshape(1, 3, 40), 1, "")
     activation_files.write(tmp_path / "experts", experts)
     assert torch.load(tmp_path / "experts" / "activation_0.pt").shape == (3, 40)
-    back = activation_files.read(tmp_path / "experts", (1, 3, 40))
+    back = activation_files.read(tmp_path / "experts", [LayerSizes(40, 3)])
     assert np.array_equal(back.counts, experts.counts)
 
 

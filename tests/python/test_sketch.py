@@ -111,7 +111,7 @@ def test_proposes_what_the_signs_say(family: str, files: Callable[[str], Path]) 
     session = Session(model, **options, sparse=SPARSE_MODES.index("predictor"))
     session.eval(np.array(TOKENS, np.int32))
     work = session.work()
-    shares = work.shares(model.n_ff)
+    shares = work.shares()
     assert 0.05 < proposed.mean() < 0.95
     assert shares["predicted"][0] == pytest.approx(proposed.mean(), abs=1e-9)
     # Of a mixture the chosen experts, of others all: what is proposed and fires is what is summed.

@@ -191,7 +191,7 @@ def test_exact_mode_on_the_checkpoint(
     for window, _first in list(windows(ids, 256, model.bos, True))[:80]:
         session.truncate(0)
         session.eval(window)
-    shares = session.work().shares(N_FF)
+    shares = session.work().shares()
     # But for neurons whose up is exactly zero.
     assert shares["computed"] == pytest.approx(shares["fired"], abs=1e-6)
     assert shares["fired"] == pytest.approx([0.255, 0.073, 0.075, 0.135], abs=4e-3)

@@ -48,9 +48,8 @@ std::vector<pi_override> take_overrides(pi_model_params& p) {
 
 // The feed-forward part of a layer, if there is one.
 const powerinfer::FeedForward* ffn_of(const pi_model* m, int32_t layer) {
-    const auto& layers = m->model->layers;
-    if (layer < 0 || size_t(layer) >= layers.size()) return nullptr;
-    return layers[size_t(layer)].find<powerinfer::FeedForward>();
+    if (layer < 0 || size_t(layer) >= m->model->layers.size()) return nullptr;
+    return m->model->ffn_of(layer);
 }
 
 // What get(model, layer) says of every layer; -1 if they differ.
@@ -306,6 +305,11 @@ int32_t pi_model_layer_n_ff(const pi_model* m, int32_t layer) {
 int32_t pi_model_layer_n_expert(const pi_model* m, int32_t layer) {
     const powerinfer::FeedForward* f = ffn_of(m, layer);
     return f ? int32_t(f->n_expert()) : 0;
+}
+
+int32_t pi_model_layer_width(const pi_model* m, int32_t layer) {
+    const powerinfer::FeedForward* f = ffn_of(m, layer);
+    return f ? int32_t(f->columns(m->model->config.n_embd)) : 0;
 }
 
 uint64_t pi_model_n_params(const pi_model* m) {

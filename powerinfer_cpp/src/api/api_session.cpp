@@ -36,6 +36,7 @@ void add_counts(const powerinfer::Session& session, size_t part, pi_neuron_count
                              &device = session.counts.on_device[part];
     const ggml::AuditCounts& audit = session.audit.part(int64_t(part));
     sum.rows += all.rows;
+    sum.neurons += all.rows * session.model->ffns[part]->n_ff;
     sum.predicted += all.proposed;
     sum.computed += all.computed;
     sum.fired += all.fired;
@@ -353,10 +354,19 @@ pi_status pi_fired_bits(const pi_session* s, int32_t row, uint8_t* out, size_t c
     return guarded([&] {
         require(s && out, "session and out must not be NULL");
         const powerinfer::Recorder& record = s->session.record;
-        const uint8_t* const bits = record.bits(row);
-        require(bits, "the session does not record bits, or not of such a row in the last call");
-        require(capacity >= size_t(record.bits_size()), "the buffer for the bits is too small");
-        std::memcpy(out, bits, size_t(record.bits_size()));
+        const powerinfer::Model& model = *s->session.model;
+        for (int64_t i = 0; i < model.config.n_layer; i++) {
+            const powerinfer::FeedForward* const part = model.ffn_of(i);
+            if (!part) continue;
+            const uint8_t* const bits = record.bits(row, part->index);
+            require(bits,
+                    "the session does not record bits, or not of such a row in the last call");
+            const auto size = size_t(record.bits_of_part(part->index));
+            require(capacity >= size, "the buffer for the bits is too small");
+            std::memcpy(out, bits, size);
+            out += size;
+            capacity -= size;
+        }
     });
 }
 

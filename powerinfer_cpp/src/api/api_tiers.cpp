@@ -72,22 +72,19 @@ int64_t pi_model_layer_stored_neurons(const pi_model* m, int32_t layer) {
         powerinfer::NeuronStore* const store = m->model->store.get();
         int64_t n = 0;
         if (layer < 0 || layer >= m->model->config.n_layer) return n;
+        const powerinfer::FeedForward* const part = m->model->ffn_of(layer);
+        if (!part) return n;
         if (powerinfer::ExpertStore* const experts = m->model->experts.get()) {
             const std::lock_guard<std::mutex> alone(experts->mutex);
-            for (const powerinfer::FeedForward* part : m->model->ffns) {
-                for (int64_t i = 0; part->layer == layer && i < part->n_blocks(); i++) {
-                    n += experts->absent(part->number(i)) ? part->n_ff : 0;
-                }
+            for (int64_t i = 0; i < part->n_blocks(); i++) {
+                n += experts->absent(part->number(i)) ? part->n_ff : 0;
             }
         }
         if (!store) return n;
         const std::lock_guard<std::mutex> alone(store->mutex);
-        for (const powerinfer::FeedForward* part : m->model->ffns) {
-            if (part->layer != layer) continue;
-            for (int64_t i = 0; i < part->n_blocks(); i++) {
-                const int32_t b = part->number(i);
-                n += store->blocks().size(b) - store->resident(b);
-            }
+        for (int64_t i = 0; i < part->n_blocks(); i++) {
+            const int32_t b = part->number(i);
+            n += store->blocks().size(b) - store->resident(b);
         }
         return n;
     });
@@ -99,7 +96,9 @@ pi_status pi_model_tiers(const pi_model* m, int32_t layer, uint8_t* out, size_t 
         require(m && out, "model and out must not be NULL");
         const powerinfer::Model& model = *m->model;
         require(layer >= 0 && layer < model.config.n_layer, "no such layer");
-        const powerinfer::FeedForward& part = model.only_ffn(layer);
+        const powerinfer::FeedForward* const there = model.ffn_of(layer);
+        if (!there) return;
+        const powerinfer::FeedForward& part = *there;
         const int64_t n_ff = part.n_ff, n = part.n_blocks() * n_ff;
         require(capacity >= size_t(n), "the buffer for the tiers is too small");
         std::fill_n(out, n, ram);

@@ -80,12 +80,14 @@ Placement read_tiers(const Model& model, const ModelFile& holder) {
     p.ram_budget = gguf.integer(key("ram_budget"), 0, INT64_MAX, 0);
     p.device = gguf.string(key("device"), "");
     for (int64_t i = 0; i < model.config.n_layer; i++) {
-        const FeedForward& part = model.only_ffn(i);
+        std::vector<NeuronHomes>& blocks = p.layers.emplace_back();
+        const FeedForward* const there = model.ffn_of(i);
+        if (!there) continue;
+        const FeedForward& part = *there;
         const std::string name = tier_tensor(i, part.routed());
         const ggml::TensorInfo& t = numbers(gguf, part, name, DType::I8);
         const std::vector<uint8_t> tiers = holder.read(t, t.bytes);
         const uint8_t* stored = tiers.data();
-        std::vector<NeuronHomes> blocks;
         for (int64_t b = 0; b < part.n_blocks(); b++) {
             NeuronHomes homes;
             for (int64_t n = 0; n < part.n_ff; n++) {
@@ -93,7 +95,6 @@ Placement read_tiers(const Model& model, const ModelFile& holder) {
             }
             blocks.push_back(std::move(homes));
         }
-        p.layers.push_back(std::move(blocks));
     }
     return p;
 }
@@ -130,6 +131,10 @@ Placement read_sidecar(const Model& model, const std::string& path) {
 
 Placement from_gpu_index(const Model& model, const std::string& path) {
     std::vector<int64_t> n_ff;
+    if (int64_t(model.ffns.size()) != model.config.n_layer) {
+        refuse(path, "PowerInfer's placements need one feed-forward block in each layer, and " +
+                         model.file.gguf.path() + " has none or several in some");
+    }
     for (const FeedForward* part : model.ffns) {
         n_ff.push_back(part->n_ff);
         if (!part->routed()) continue;
@@ -222,9 +227,10 @@ std::string statistics_hash(const Model& model) {
     const ggml::Gguf& gguf = model.file.gguf;
     Sha256 hash;
     for (int64_t i = 0; i < model.config.n_layer; i++) {
-        const FeedForward& part = model.only_ffn(i);
-        const std::string name = of_neurons("ffn_rate", i, part.routed());
-        const ggml::TensorInfo& t = numbers(gguf, part, name, DType::F32);
+        const FeedForward* const part = model.ffn_of(i);
+        if (!part) continue;
+        const std::string name = of_neurons("ffn_rate", i, part->routed());
+        const ggml::TensorInfo& t = numbers(gguf, *part, name, DType::F32);
         hash.add(std::to_string(i) + " " + python_shape(t));
         const std::vector<uint8_t> rates = model.file.read(t, t.bytes);
         hash.add(rates.data(), rates.size());

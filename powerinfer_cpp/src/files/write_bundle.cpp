@@ -12,6 +12,7 @@
 #include "ggml/sizes.h"
 #include "ggml/status.h"
 #include "ggml/threads.h"
+#include "model/families/family.h"
 
 namespace powerinfer {
 
@@ -64,13 +65,15 @@ struct SourceRows {
     bool folded;             // as it is computed with, since the source has bundles
 };
 
-// The neurons of a layer, those of its experts one after the other.
+// The neurons of a feed-forward part, those of its experts one after the other.
 struct Block {
+    int64_t layer = 0;
+    const char* suffix = "";  // of its tensors' names
     std::string name;
     StoreLayout layout;
     std::vector<int64_t> shape;      // of its tensor
     std::vector<SourceRows> rows;    // gate (if there is one), up, down
-    int64_t n;                       // neurons
+    int64_t n = 0;                   // neurons
     std::string replaced_checksums;  // tensor of a source of version 2
 };
 
@@ -86,7 +89,18 @@ class Bundler {
             if (!ggml::same_file(file->path(), target)) continue;
             throw Error(Code::argument, target + ": input and output are the same file");
         }
-        for (int64_t i = 0; i < model_->config.n_layer; i++) blocks_.push_back(block_of(i));
+        for (const FeedForward* part : model_->ffns) {
+            // Layers behind the model's guess tokens: none of their neurons is skipped.
+            if (part->layer >= model_->config.n_layer) continue;
+            Block b = block_of(*part);
+            if (!b.rows.empty()) blocks_.push_back(std::move(b));
+        }
+        if (!blocks_.empty()) return;
+        const int64_t layer = model_->ffns.empty() ? 0 : model_->ffns[0]->layer;
+        throw Error(Code::unsupported,
+                    format("%s: bundles need the rows of neurons, and layer %lld has none: the "
+                           "file is not neuron-aware (convert.py makes it so)",
+                           gguf_.path().c_str(), (long long)layer));
     }
 
     void run() {
@@ -129,12 +143,16 @@ class Bundler {
         return shape;
     }
 
-    Block block_of(int64_t i) const {
-        const FeedForward& part = model_->only_ffn(i);
+    // Without rows if the part has none.
+    Block block_of(const FeedForward& part) const {
         const Ffn& f = part.blocks[0];
         Block b;
+        b.layer = part.layer;
+        b.suffix = part.routed()                         ? kExpertSuffix
+                   : &part == model_->ffn_of(part.layer) ? ""
+                                                         : kSharedSuffix;
         b.n = part.n_ff * part.n_blocks();
-        b.name = format("blk.%lld.ffn_bundle%s", (long long)i, part.routed() ? "_exps" : "");
+        b.name = format("blk.%lld.ffn_bundle%s", (long long)b.layer, b.suffix);
         const auto of_ffn = [&](const Bundle* to) { return to == &f.gates || to == &f.bundle; };
         for (const WeightSpec& w : model_->weights) {
             const TensorInfo* t = w.tensor;
@@ -156,18 +174,19 @@ class Bundler {
                 }
             }
         }
-        if (b.rows.empty()) {
-            throw Error(Code::unsupported,
-                        format("%s: bundles need the rows of neurons, and layer %lld has none: the "
-                               "file is not neuron-aware (convert.py makes it so)",
-                               gguf_.path().c_str(), (long long)i));
-        }
+        if (b.rows.empty()) return b;
         std::vector<DType> types;
         for (const SourceRows& row : b.rows) types.push_back(row.type);
-        b.layout = StoreLayout::of(types, model_->config.n_embd, params_.align);
+        b.layout = StoreLayout::of(types, f.neurons.cols, params_.align);
         b.shape = {b.layout.stride, part.n_ff};
         if (part.routed()) b.shape.push_back(part.n_blocks());
         return b;
+    }
+
+    // Has the part of a layer this tensor, in one of its rows?
+    static bool is_of(const Block& b, const TensorInfo& t) {
+        return std::any_of(b.rows.begin(), b.rows.end(),
+                           [&](const SourceRows& row) { return row.tensor == &t; });
     }
 
     // Calls copied(tensor) or bundled(block) for all that the new file has, in its order: a bundle
@@ -175,16 +194,13 @@ class Bundler {
     template <typename Copied, typename Bundled>
     void each_tensor(const Copied& copied, const Bundled& bundled) const {
         for (const TensorInfo& t : gguf_.tensors()) {
-            const int64_t layer = layer_of(t.name);
-            // Layers behind the model's guess tokens: none of their neurons is skipped.
-            const bool there = layer >= 0 && layer < int64_t(blocks_.size());
-            const Block* b = there ? &blocks_[size_t(layer)] : nullptr;
-            const auto is_of = [&](const SourceRows& row) { return row.tensor == &t; };
-            if (b && b->rows[0].tensor == &t) {
-                bundled(*b);
-            } else if (!b || (t.name != b->replaced_checksums &&
-                              std::none_of(b->rows.begin(), b->rows.end(), is_of))) {
+            const auto b = std::find_if(blocks_.begin(), blocks_.end(), [&](const Block& of) {
+                return is_of(of, t) || t.name == of.replaced_checksums;
+            });
+            if (b == blocks_.end()) {
                 copied(t);
+            } else if (b->rows[0].tensor == &t) {
+                bundled(*b);
             }
         }
     }
@@ -250,14 +266,20 @@ class Bundler {
 
     template <typename Find>
     void add_types(ggml::GgufWriter& out, const char* part, const Find& find) const {
-        std::vector<std::string> names;
-        for (const Block& b : blocks_) {
-            if (const StoreLayout::Row* row = find(b.layout)) {
-                names.push_back(ggml::info(row->type).name);
+        for (const char* suffix : {"", kSharedSuffix}) {
+            const bool shared = *suffix;
+            std::string usual;
+            std::vector<std::string> names(size_t(model_->config.n_layer));
+            for (const Block& b : blocks_) {
+                const StoreLayout::Row* const row = find(b.layout);
+                if (!row || (b.suffix == std::string(kSharedSuffix)) != shared) continue;
+                names[size_t(b.layer)] = ggml::info(row->type).name;
+                usual = names[size_t(b.layer)];
             }
+            // Layers without neurons have any name.
+            for (std::string& own : names) own = own.empty() ? usual : own;
+            if (!usual.empty()) out.add_strings(bundled_type_key(part, suffix), names);
         }
-        const std::string key = std::string("powerinfer.bundle.") + part + "_type";
-        if (!names.empty()) out.add_strings(key, names);
     }
 
     const uint8_t* read(const TensorInfo& t, uint64_t offset, uint64_t n) {
@@ -321,7 +343,7 @@ class Bundler {
     const std::string target_;
     const pi_bundle_params& params_;
     ggml::Context context_;
-    std::vector<Block> blocks_;  // [n_layer]
+    std::vector<Block> blocks_;  // of all parts that have neurons
     std::vector<uint8_t> buffer_;
 };
 

@@ -13,9 +13,8 @@ using ggml::Input;
 
 namespace {
 
-// Values of a row that a part's blocks read and give.
 int64_t width_of(const Pass& p, const FeedForward& part) {
-    return part.width ? part.width : p.model.config.n_embd;
+    return part.columns(p.model.config.n_embd);
 }
 
 // Computes every neuron. For files that store the FFN as matrices.
@@ -77,7 +76,7 @@ void adapt(const Pass& p, const BlockRows& in, ggml::Neurons& neurons) {
     Workspace& b = p.work;
     const ggml::Neurons& w = in.w().neurons;
     if (p.adapters.change(&w.gate) || p.adapters.change(&w.up)) {
-        const Input x{in.x, in.n, p.model.config.n_embd, {}};
+        const Input x{in.x, in.n, w.cols, {}};
         neurons.bias_stride = w.n;
         if (w.gate) own_bias(p, x, w.n, w.gate, neurons.gate_bias, b.gate);
         own_bias(p, x, w.n, w.up, neurons.up_bias, b.up);
@@ -99,14 +98,14 @@ void neuron_ffn(const Pass& p, const BlockRows& in, float* y) {
     // This is not known of experts, nor of a device's layers, which split the rows in their own
     // way.
     const FeedForward* const next = p.model.ffn_after(in.part);
-    const bool all_of_next = next && !in.part.routed() && !next->routed() &&
-                             next->layer < c.n_layer - p.model.device_layers();
+    const bool all_of_next = next && next->blocks[0].neurons.n && !in.part.routed() &&
+                             !next->routed() && next->layer < c.n_layer - p.model.device_layers();
     if (all_of_next) block.next = next->number(0);
     adapt(p, in, neurons);
     compute_neurons(p, block, y);
     const float* const values = p.work.neurons.values;
     if (in.part.norms_values) {
-        ggml::divide_by_rms(p.context, values, c.norm_eps, in.n, neurons.n, c.n_embd, y);
+        ggml::divide_by_rms(p.context, values, c.norm_eps, in.n, neurons.n, neurons.cols, y);
     }
     if (values) p.adapters.add(p.context, {values, in.n, neurons.n, {}}, &in.w().neurons.down, y);
 }
@@ -246,6 +245,7 @@ void narrow_mixture(const Pass& p, const FeedForward& part, const float* x, floa
     const int64_t n = b.batch.n, n_embd = p.model.config.n_embd;
     const Input full = b.input.prepare(p.context, x, n, n_embd, part.narrow.quantised());
     p.multiply(full, {{part.narrow, b.narrow}});
+    if (p.model.config.predict_from_normed) p.record.inputs(part.index, b.narrow, n);
     mixture(p, part, b.narrow, b.narrow_sum);
     const Input sum =
         b.input.prepare(p.context, b.narrow_sum, n, part.width, part.widen.quantised());
@@ -292,8 +292,10 @@ void request_experts(const Pass& p, const FeedForward& experts) {
 void feed_forward(const Pass& p, const FeedForward& part, const float* x, float* y) {
     const float* residual = p.work.x;
     const int64_t n = p.work.batch.n;
-    p.record.inputs(part.index, p.model.config.predict_from_normed ? x : residual, n);
-    if (part.routed() && part.width) {
+    const bool normed = p.model.config.predict_from_normed;
+    const bool narrow = part.routed() && part.width;
+    if (!(narrow && normed)) p.record.inputs(part.index, normed ? x : residual, n);
+    if (narrow) {
         narrow_mixture(p, part, x, y);
     } else if (part.routed()) {
         mixture(p, part, x, y);

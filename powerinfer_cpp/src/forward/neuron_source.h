@@ -71,23 +71,24 @@ class NeuronSource {
         if (has_page(block)) experts_->keep(block, n);
     }
 
-    // Predictors may be on the disk, too. Asks for that of a block, as far as there is room; waits
-    // for it and gives its matrices, signs or fc1 and fc2; and ends its use by n rows.
+    // Predictors of experts may be on the disk, too. Asks for that of a block, as far as there is
+    // room; waits for it and gives its matrices, signs or fc1 and fc2; and ends its use by n rows.
     bool pages_predictors() const { return store_ && store_->pages_predictors(); }
     void request_predictor(int32_t block) const { store_->request_predictor(block); }
     struct Predictor {
         const ggml::Matrix *signs, *fc1, *fc2;
     };
     Predictor predictor(ggml::Context& context, int32_t block, const Ffn& w) const {
-        if (!pages_predictors()) return {&w.signs, &w.fc1, &w.fc2};
+        if (!pages_predictor(block)) return {&w.signs, &w.fc1, &w.fc2};
         const ggml::Matrix* const there = store_->predictor(context, block).data();
         return {there, there, there + 1};  // the first of them is either
     }
     void keep_predictor(int32_t block, int64_t n) const {
-        if (pages_predictors()) store_->keep_predictor(block, n);
+        if (pages_predictor(block)) store_->keep_predictor(block, n);
     }
 
  private:
+    bool pages_predictor(int32_t block) const { return store_ && store_->pages_predictor(block); }
     bool has_page(int32_t block) const { return experts_ && experts_->has(block); }
     const std::vector<StoreCounts>& now() const {
         return store_ ? store_->counts : experts_->counts;

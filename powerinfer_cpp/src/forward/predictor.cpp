@@ -36,14 +36,15 @@ void predict(const Pass& p, const BlockRows& in, const ggml::NeuronMask& mask, i
     const Config& c = p.model.config;
     Workspace& b = p.work;
     p.context.profile.part = name(Part::predictor);
-    const float* const x = (c.predict_from_normed ? in.x : in.residual) + first * c.n_embd;
+    const int64_t cols = c.predict_from_normed ? in.part.columns(c.n_embd) : c.n_embd;
+    const float* const x = (c.predict_from_normed ? in.x : in.residual) + first * cols;
     const NeuronSource::Predictor w = p.source.predictor(p.context, in.number(), in.w());
     if (in.w().signs) {
-        const ggml::Sketch sketch{in.part.n_ff, c.n_embd, w.signs->data, in.w().sketch_offset};
+        const ggml::Sketch sketch{in.part.n_ff, cols, w.signs->data, in.w().sketch_offset};
         ggml::sketch_scores(p.context, sketch, x, n, b.sketch, score);
     } else {
         const ggml::Matrix &fc1 = *w.fc1, &fc2 = *w.fc2;
-        const Input input = b.input.prepare(p.context, x, n, c.n_embd, fc1.quantised());
+        const Input input = b.input.prepare(p.context, x, n, cols, fc1.quantised());
         ggml::matmul(p.context, input, {{fc1, b.hidden}});
         ggml::activation(p.context, ggml::Activation::relu, b.hidden, n * fc1.rows);
         const Input hidden = b.input.prepare(p.context, b.hidden, n, fc1.rows, fc2.quantised());

@@ -354,18 +354,17 @@ bool Model::skips_neurons() const {
            (relu_family(config.activation) || std::any_of(ffns.begin(), ffns.end(), has_threshold));
 }
 
-const FeedForward& Model::only_ffn(int64_t layer) const {
+const FeedForward* Model::ffn_of(int64_t layer) const {
     const FeedForward* found = nullptr;
     for (const LayerPart& part : layers[size_t(layer)].parts) {
         const auto* f = std::get_if<FeedForward>(&part.op);
-        if (f && found) {
-            throw ggml::Error(
-                ggml::Code::unsupported,
-                format("layer %lld has several feed-forward parts", (long long)layer));
-        }
-        if (f) found = f;
+        if (f && (!found || f->routed())) found = f;
     }
-    if (found) return *found;
+    return found;
+}
+
+const FeedForward& Model::only_ffn(int64_t layer) const {
+    if (const FeedForward* found = ffn_of(layer)) return *found;
     throw ggml::Error(ggml::Code::unsupported,
                       format("layer %lld has no feed-forward part", (long long)layer));
 }

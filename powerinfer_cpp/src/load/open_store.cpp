@@ -58,7 +58,8 @@ std::vector<RankedPart> numbered_in_store(const NeuronStore& store,
 
 bool is_bundled(const Model& m) {
     bool all = true;
-    for_blocks(m, [&](const Ffn& f, const FeedForward&) { all = all && f.stored; });
+    for_blocks(m,
+               [&](const Ffn& f, const FeedForward&) { all = all && (f.stored || !f.neurons.n); });
     return all;
 }
 
@@ -93,8 +94,10 @@ std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& p
         blocks.push_back(f.stored);
         blocks.back().part = int32_t(part.index);
     });
-    const ggml::File& file = *m.file.files[size_t(blocks[0].file)];
-    if (!reader) reader = ggml::open_reader(file.path(), reader_options(blocks[0].layout));
+    const auto first = std::find_if(blocks.begin(), blocks.end(),
+                                    [](const StoredNeurons& block) { return bool(block); });
+    const ggml::File& file = *m.file.files[size_t(first->file)];
+    if (!reader) reader = ggml::open_reader(file.path(), reader_options(first->layout));
     std::unique_ptr<ExpertPages> predictors;
     if (m.storage->predictors) {
         predictors = std::make_unique<ExpertPages>(m.storage->predictors, stored_predictors(m),
@@ -107,6 +110,10 @@ std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& p
     int32_t block = 0;
     bool profiled = false;
     for_blocks(m, [&](const Ffn& f, const FeedForward& part) {
+        if (!f.neurons.n) {
+            block++;
+            return;
+        }
         checksums.resize(size_t(f.neurons.n));
         m.file.files[size_t(f.stored.crc_file)]->read(f.stored.crc_offset, checksums.data(),
                                                       checksums.size() * sizeof(checksums[0]));

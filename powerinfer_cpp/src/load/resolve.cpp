@@ -39,12 +39,9 @@ int64_t layer_of(const std::string& tensor) {
 }
 
 std::string checksums_of(const std::string& bundle) {
-    const std::string experts = "_exps";
-    const size_t end = bundle.size() - experts.size();
-    if (bundle.size() < experts.size() || bundle.compare(end, experts.size(), experts)) {
-        return bundle + "_crc";
-    }
-    return bundle.substr(0, end) + "_crc" + experts;
+    const std::string name = "ffn_bundle";
+    const size_t end = bundle.find(name) + name.size();
+    return bundle.substr(0, end) + "_crc" + bundle.substr(end);
 }
 
 void check_shape(const ggml::Gguf& gguf, const ggml::TensorInfo& t,

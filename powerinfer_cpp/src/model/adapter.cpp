@@ -34,17 +34,22 @@ struct Targets {
 
 // Neuron rows have several names in files, adapters use that of the dense matrix.
 void add_neurons(const Model& m, int64_t i, std::map<std::string, Targets>& all) {
-    const Config& c = m.config;
-    const auto* part = m.layers[size_t(i)].find<FeedForward>();
-    if (!part || part->routed() || !part->blocks[0].neurons.n) return;
-    const ggml::Neurons& w = part->blocks[0].neurons;
-    const auto add = [&](const char* name, const ggml::NeuronRows& rows, int64_t in, int64_t out) {
-        all[format("blk.%lld.%s.weight", (long long)i, name)] = {{in, out}, {{&rows, 0, out}}};
-    };
-    if (w.gate) add("ffn_gate", w.gate, c.n_embd, w.n);
-    add("ffn_up", w.up, c.n_embd, w.n);
-    // Down rows that have the weights of a norm as a factor are not what an adapter was trained on.
-    if (!part->norms_values) add("ffn_down", w.down, w.n, c.n_embd);
+    for (const LayerPart& of_layer : m.layers[size_t(i)].parts) {
+        const auto* part = std::get_if<FeedForward>(&of_layer.op);
+        if (!part || part->routed() || !part->blocks[0].neurons.n) continue;
+        const ggml::Neurons& w = part->blocks[0].neurons;
+        const char* const end = part == m.ffn_of(i) ? "" : "_shexp";
+        const auto add = [&](const char* name, const ggml::NeuronRows& rows, int64_t in,
+                             int64_t out) {
+            all[format("blk.%lld.%s%s.weight", (long long)i, name, end)] = {{in, out},
+                                                                            {{&rows, 0, out}}};
+        };
+        if (w.gate) add("ffn_gate", w.gate, w.cols, w.n);
+        add("ffn_up", w.up, w.cols, w.n);
+        // Down rows that have the weights of a norm as a factor are not what an adapter was trained
+        // on.
+        if (!part->norms_values) add("ffn_down", w.down, w.n, w.cols);
+    }
 }
 
 std::map<std::string, Targets> all_targets(const Model& m) {

@@ -139,6 +139,8 @@ struct FeedForward {
     // first block among all blocks.
     int64_t layer = 0, index = 0, first_block = 0;
 
+    // Values of a row that a block reads and gives, in a model of n_embd.
+    int64_t columns(int64_t n_embd) const { return width ? width : n_embd; }
     bool routed() const { return n_used > 0; }
     int64_t n_blocks() const { return int64_t(blocks.size()); }
     int64_t n_expert() const { return routed() ? n_blocks() : 0; }

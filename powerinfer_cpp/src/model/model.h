@@ -96,8 +96,10 @@ struct Model {
     int64_t n_blocks() const {
         return ffns.empty() ? 0 : ffns.back()->first_block + ffns.back()->n_blocks();
     }
-    // The feed-forward part of a layer for callers who know of one. Throws Error(unsupported) if it
-    // has none, or several.
+    // The feed-forward part of a layer for callers who know of one: its experts, if others stand
+    // beside them that every row computes. Null if it has none.
+    const FeedForward* ffn_of(int64_t layer) const;
+    // The same of a layer that has one. Throws Error(unsupported) if it has none.
     const FeedForward& only_ffn(int64_t layer) const;
     // The next feed-forward part; or null.
     const FeedForward* ffn_after(const FeedForward& part) const {

@@ -27,7 +27,8 @@ Recorder::Recorder(ggml::Carver& carver, const Model& model, const pi_session_pa
       n_batch_(p.n_batch) {
     for (const FeedForward* f : model.ffns) {
         if (f->layer >= model.config.n_layer) continue;  // that guesses (Model::nextn)
-        parts_.push_back({f->n_ff, f->n_blocks(), n_neurons(), bits_size()});
+        const int64_t width = model.config.predict_from_normed ? f->columns(n_embd_) : n_embd_;
+        parts_.push_back({f->n_ff, f->n_blocks(), width, n_neurons(), bits_size()});
         mixes_ = mixes_ || f->n_blocks() > 1;
     }
     if (sums_squares_) {
@@ -58,7 +59,7 @@ void Recorder::plan_squares(ggml::Carver& carver, const Model& model) {
     }
     for (const FeedForward* f : model.ffns) {
         if (f->layer >= model.config.n_layer) continue;
-        squares_[PI_INPUT_FFN].push_back({f->width ? f->width : n_embd_, f->n_blocks()});
+        squares_[PI_INPUT_FFN].push_back({f->columns(n_embd_), f->n_blocks()});
         squares_[PI_INPUT_FFN_DOWN].push_back({f->n_ff, f->n_blocks()});
     }
     squares_[PI_INPUT_HEAD].push_back({n_embd_});
@@ -122,7 +123,8 @@ void Recorder::fired(ggml::Context& context, int64_t part, int64_t expert, const
 
 void Recorder::inputs(int64_t part, const float* x, int64_t n) {
     if (!inputs_ || !on_) return;
-    std::copy_n(x, n * n_embd_, inputs_ + (part * n_batch_ + done_) * n_embd_);
+    const int64_t width = parts_[size_t(part)].width;
+    std::copy_n(x, n * width, inputs_ + part * n_batch_ * n_embd_ + done_ * width);
 }
 
 void Recorder::add_squares(ggml::Context& context, int32_t input, int64_t at, int64_t expert,
@@ -158,8 +160,8 @@ uint8_t* Recorder::bits_of(int64_t row, int64_t part, int64_t expert) const {
     return bits_ + row * bits_size() + of.bits + expert * of.block_bits();
 }
 
-const uint8_t* Recorder::bits(int64_t row) const {
-    return bits_ && row >= 0 && row < n_rows_ ? bits_ + row * bits_size() : nullptr;
+const uint8_t* Recorder::bits(int64_t row, int64_t part) const {
+    return bits_ && row >= 0 && row < n_rows_ ? bits_of(row, part, 0) : nullptr;
 }
 
 uint64_t* Recorder::counts(int64_t part) const {

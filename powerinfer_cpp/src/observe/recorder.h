@@ -32,7 +32,7 @@ class Recorder {
     void fail() { n_rows_ = 0; }
     // For n rows of the current batch (rows: their indices; null: all, in order): which neurons of
     // a block fired, [n, n_ff] (expert 0 if there is one block); and the input of the part's
-    // predictor, [n, n_embd].
+    // predictor, [n, width].
     void fired(ggml::Context& context, int64_t part, int64_t expert, const int32_t* rows, int64_t n,
                const bool* flags);
     void inputs(int64_t part, const float* x, int64_t n);
@@ -48,15 +48,20 @@ class Recorder {
     bool* needs(int64_t part, int64_t expert, const ggml::Candidates& proposed);
 
     // For one part, null if not recorded: counts [n_blocks, n_ff] since the session began; for the
-    // rows of the last call, fired [rows, n_blocks, n_ff] and input [rows, n_embd].
+    // rows of the last call, fired [rows, n_blocks, n_ff] and input [rows, width].
     uint64_t* counts(int64_t part) const;
     const bool* fired(int64_t part) const;
     const float* input(int64_t part) const;
     // Sums of squares [experts, width], and rows [experts]; null if not recorded.
     const double* sums(int32_t input, int64_t at) const;
     const uint64_t* summed_rows(int32_t input, int64_t at) const;
-    // Which neurons of a row of the last call fired, as bits: bits_size() bytes, see pi_fired_bits.
-    const uint8_t* bits(int64_t row) const;
+    // Which neurons of a part fired for a row of the last call, as bits: bits_of_part() bytes, see
+    // pi_fired_bits.
+    const uint8_t* bits(int64_t row, int64_t part) const;
+    int64_t bits_of_part(int64_t part) const {
+        const Part& of = parts_[size_t(part)];
+        return of.bits_end() - of.bits;
+    }
     int64_t bits_size() const { return parts_.empty() ? 0 : parts_.back().bits_end(); }
     // For the last row: [n_blocks, n_ff].
     const bool* proposed(int64_t part) const;
@@ -66,6 +71,7 @@ class Recorder {
     // A feed-forward part: its sizes, and what the parts before it take.
     struct Part {
         int64_t n_ff, n_blocks;
+        int64_t width;  // of the predictor's input
         int64_t first;  // neuron
         int64_t bits;   // byte of a row's bits
         int64_t block_bits() const { return (n_ff + 7) / 8; }
@@ -93,7 +99,7 @@ class Recorder {
     int64_t n_rows_ = 0, done_ = 0;  // rows of the call, and those of them that are done
     std::vector<Part> parts_;
     uint64_t* counts_ = nullptr;  // [n_neurons]
-    float* inputs_ = nullptr;     // [parts, n_batch, n_embd]
+    float* inputs_ = nullptr;     // [parts, n_batch, n_embd], of which a part uses its width
     bool* fired_ = nullptr;       // [n_batch * n_neurons], part after part
     uint8_t* bits_ = nullptr;     // [n_batch, bits_size]
     std::vector<Squares> squares_[PI_INPUT_HEAD + 1];

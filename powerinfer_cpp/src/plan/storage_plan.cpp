@@ -97,7 +97,7 @@ Division::Division(const Model& m, int32_t sparse, bool predicted, const StoreSh
             up_down += double(uses.up_down[i]) * each;
         }
         chosen += uses.chosen * double(rows.size());
-        if (pages && predicted) {
+        if (pages && predicted && pages.class_of[size_t(part.index)] >= 0) {
             of_pages.push_back(uses.chosen * kDisk.joined(double(pages.classes[0].page)));
         }
     });
@@ -196,11 +196,10 @@ std::string keeps_to_ram(const Model& m) {
     if (!m.config.neuron_aware) return "the file has no neuron rows (ffn_down_t)";
     std::string why = "the device has all neurons";
     for_blocks(m, [&](const Ffn& f, const FeedForward& part) {
-        if (m.device_neurons(part.layer) < f.neurons.n) why.clear();
+        if (f.neurons.n && m.device_neurons(part.layer) < f.neurons.n) why.clear();
     });
     int32_t file = -1;
     for_blocks(m, [&](const Ffn& f, const FeedForward&) {
-        if (!f.neurons.n) why = "some layers have no neuron rows";
         if (!f.stored) return;
         if (file >= 0 && f.stored.file != file) why = "its bundles are in several files";
         file = f.stored.file;
@@ -235,12 +234,14 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     std::vector<int64_t> before{0};
     bool equal = true;  // blocks
     for_blocks(m, [&](const Ffn& f, const FeedForward& part) {
-        layout = layout_of(f);
-        const int64_t n = f.neurons.n - m.device_neurons(part.layer);
+        // Of matrices, which stay in memory, there are none.
+        const int64_t n = f.neurons.n ? f.neurons.n - m.device_neurons(part.layer) : 0;
         equal = equal && (shape.n_blocks == 0 || n == shape.n);
         shape.n_blocks++;
         shape.n = std::max(shape.n, int32_t(n));
         before.push_back(before.back() + n);
+        if (!f.neurons.n) return;
+        layout = layout_of(f);
         shape.gate_sectors =
             std::max(shape.gate_sectors, layout.gate_range.bytes / StoreShape::kSector);
         shape.up_down_sectors =

@@ -26,18 +26,28 @@ Times times_in_runs(const DiskCost& disk, const PartBytes& b, double p) {
     return {run, run, run};
 }
 
+// The same where all gates are needed, and few neurons fire: what lacks its gate is read in runs,
+// and what has it alone.
+Times times_of_fired(const DiskCost& disk, const PartBytes& b, double p, double f) {
+    const double run = p * disk.joined(double(b.gate + b.up_down));
+    return {run, f * disk.seconds(double(b.up_down)), run};
+}
+
 }  // namespace
 
 void CacheSteps::add(const float* gate_rate, const float* up_down_rate, int64_t n, double each,
                      double chosen) {
     constexpr double kNearlyAll = 0.5;
-    const double fired = std::accumulate(up_down_rate, up_down_rate + n, 0.0);
-    const bool in_runs = fired >= kNearlyAll * chosen * double(n);
+    const double most = kNearlyAll * chosen * double(n);
+    const bool in_runs = std::accumulate(up_down_rate, up_down_rate + n, 0.0) >= most;
+    const bool all_gates = std::accumulate(gate_rate, gate_rate + n, 0.0) >= most;
     for (int64_t i = 0; i < n; i++) {
         // A neuron that fires was proposed. One that never did is still worth something.
         const double f = std::max(double(up_down_rate[i]), 1e-9);
         const double p = std::max(double(gate_rate[i]), f);
-        const Times t = in_runs ? times_in_runs(disk_, part_, p) : times_of(disk_, part_, p, f);
+        const Times t = in_runs     ? times_in_runs(disk_, part_, p)
+                        : all_gates ? times_of_fired(disk_, part_, p, f)
+                                    : times_of(disk_, part_, p, f);
         none_ += t.none * each;
         const auto step = [&](double saved, bool gate, bool up_down) {
             const double bytes =

@@ -136,10 +136,13 @@ class NeuronStore {
     void keep(ggml::Threads& threads, int lane, int64_t end = INT32_MAX);
     // keep() for the lane that unkept() names, if there is one.
     void keep_unkept(ggml::Threads& threads);
-    // Do predictors stay on the disk? If so: request_predictor() requests that of a block, if there
-    // is room; predictor() waits for it and returns its matrices; keep_predictor() ends its use by
-    // so many rows.
+    // Do predictors stay on the disk, and that of this block? If so: request_predictor() requests
+    // that of a block, if there is room; predictor() waits for it and returns its matrices;
+    // keep_predictor() ends its use by so many rows.
     bool pages_predictors() const { return predictors_ != nullptr; }
+    bool pages_predictor(int32_t block) const {
+        return predictors_ && !predictors_->page(block).empty();
+    }
     void request_predictor(int32_t block);
     const std::vector<ggml::Matrix>& predictor(ggml::Context& context, int32_t block);
     void keep_predictor(int32_t block, int64_t rows) { predictors_->keep(block, rows); }

@@ -148,7 +148,8 @@ struct WeightSpec {
 void check_shape(const ggml::Gguf& gguf, const ggml::TensorInfo& t,
                  const std::vector<int64_t>& shape);
 
-// The name of the checksums of a stored bundle: "blk.0.ffn_bundle_crc", "..._crc_exps".
+// The name of the checksums of a stored bundle: "blk.0.ffn_bundle_crc", "..._crc_exps",
+// "..._crc_shexp".
 std::string checksums_of(const std::string& bundle);
 
 // The layer of a tensor "blk.N. ..."; -1 for other names.

@@ -127,7 +127,7 @@ def _measured(result: bench.Result, model: Model, plan: dict[str, Any]) -> dict[
         "stddev_ts": _deviation(speeds),
         "samples_ns": result.samples_ns,
         "samples_ts": speeds,
-        "neurons_computed": result.work.mean_shares(model.layer_n_ff)["computed"],
+        "neurons_computed": result.work.mean_shares()["computed"],
         "joules_per_token": result.joules_per_token,
         **neuron_figures(model, plan, result.work),
     }

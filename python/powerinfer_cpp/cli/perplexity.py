@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
 def _show(result: Estimate, n_ctx: int, model: Model) -> None:
     print(f"{result.n_windows} windows of {n_ctx}, {result.n_tokens} tokens scored")
     print(f"Final estimate: PPL = {result.perplexity:.4f} +/- {result.error:.5f}")
-    share = {name: f"{x:.2%}" for name, x in result.work.mean_shares(model.layer_n_ff).items()}
+    share = {name: f"{x:.2%}" for name, x in result.work.mean_shares().items()}
     print(
         f"Neurons of scored tokens: computed {share['computed']} "
         f"(predicted {share['predicted']}, fired {share['fired']})"

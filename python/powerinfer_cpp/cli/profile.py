@@ -143,7 +143,10 @@ def show(found: Statistics) -> None:
     """Prints per layer the share of neurons that fire, and how uneven they are."""
     print(f"{found.tokens} tokens of {printable(found.corpus)}")
     print("layer  fire  the 20% that fire most make up")
-    for layer, rates in enumerate(found.rates()):
+    for layer in range(len(found.layers)):
+        rates = found.layer_rates(layer)
+        if not rates.size:
+            continue
         sorted_rates = np.sort(rates.reshape(-1))[::-1]
         top = sorted_rates[: max(1, round(0.2 * len(sorted_rates)))].sum()
         share = top / max(sorted_rates.sum(), 1e-12)

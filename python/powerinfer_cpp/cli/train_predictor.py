@@ -82,12 +82,12 @@ def run(args: argparse.Namespace) -> None:
 def show(report: Report) -> None:
     """Prints a table of the layers and their total cost."""
     print("layer    rank   recall  precision  predicted   fired  predictor KiB  bytes of exact")
-    for i, layer in enumerate(report.layers):
+    for layer in report.layers:
         share = layer.n_bytes / layer.exact_bytes
         without = "exact" if layer.n_bytes <= layer.exact_bytes else "all"
         size = without if not layer.rank else "sketch" if report.kind == "sketch" else layer.rank
         print(
-            f"{i:5}  {size:>6}  {layer.recall:7.2%}  {layer.precision:9.2%}  "
+            f"{layer.layer:5}  {size:>6}  {layer.recall:7.2%}  {layer.precision:9.2%}  "
             f"{layer.predicted:9.2%}  {layer.fired:6.2%}  {layer.predictor_bytes / 1024:13.1f}  "
             f"{share:14.1%}"
         )

@@ -154,9 +154,7 @@ def convert(
     if pooling.kind is not None:
         entries.append(uint32(f"{family.architecture}.pooling_type", pooling.kind))
     if statistics is not None:
-        tensors, keys = activation_files.as_gguf(
-            statistics, family.n_layer, family.n_expert, family.n_ff
-        )
+        tensors, keys = activation_files.as_gguf(statistics, stored, family.n_layer)
         stored, entries = stored + tensors, entries + keys
     if not (neuron_aware or vocab_only):
         note = dense_note(family.architecture, family.activation)

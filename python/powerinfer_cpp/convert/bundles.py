@@ -3,8 +3,9 @@
 The engine implements the layouts; this module has the names (docs/formats.md). Version 2 is
 written: a layer has `ffn_bundle`, I8 [n_ff, bytes of a neuron], and `ffn_bundle_crc`, the checksums
 of its neurons, I32 [n_ff, 2]. Version 1 is read: `ffn_gate_rows` and `ffn_up_down_rows`, both I8
-[n_ff, bytes of a neuron]. For experts all of them end in `_exps` and have n_expert in front. Keys
-hold the formats of the rows, one name per layer.
+[n_ff, bytes of a neuron]. For experts all of them end in `_exps` and have n_expert in front, for
+one that every token computes they end in `_shexp`. Keys hold the formats of the rows, one name per
+layer; those of the latter end in `_shexp`, too.
 """
 
 import re
@@ -26,13 +27,14 @@ OF_SOURCE = ("powerinfer.bundle.source_hash", "powerinfer.bundle.model_hash")
 ALIGN = 512  # of a neuron's two ranges
 FILE_ALIGNMENT = 4096
 _ALIGN_KEY = "powerinfer.bundle.align"
-_NAME = re.compile(r"blk\.(\d+)\.ffn_(gate_rows|up_down_rows|bundle|bundle_crc)(_exps)?")
+_NAME = re.compile(r"blk\.(\d+)\.ffn_(gate_rows|up_down_rows|bundle|bundle_crc)(_exps|_shexp)?")
 _PARTS = {"gate_rows": ("gate",), "up_down_rows": ("up", "down")}  # of version 1
+_SHARED = "_shexp"
 _TENSORS = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down_t"}  # names without bundles
 
 
-def _key(part: str) -> str:
-    return f"powerinfer.bundle.{part}_type"
+def _key(part: str, end: str) -> str:
+    return f"powerinfer.bundle.{part}_type{end if end == _SHARED else ''}"
 
 
 def bundled(
@@ -43,36 +45,36 @@ def bundled(
     Raises ValueError for a file without neuron rows.
     """
     found = {t.name: t for t in tensors}
-    formats: dict[str, dict[int, str]] = {part: {} for part in _TENSORS}
+    names: dict[str, dict[int, str]] = {}  # key -> layer -> format
     instead: dict[str, tuple[Stored, ...]] = {}  # tensor name -> what takes its place
     for layer in range(n_layer):
         block = f"blk.{layer}."
         if not any(name.startswith(f"{block}ffn_") and "_norm" not in name for name in found):
             continue  # of another kind
-        end = "_exps" if f"{block}ffn_down_t_exps.weight" in found else ""
-        if f"{block}ffn_down_t{end}.weight" not in found:
+        ends = [end for end in ("", "_exps", _SHARED) if f"{block}ffn_down_t{end}.weight" in found]
+        if not ends:
             raise ValueError(f"bundles need neuron rows, but layer {layer} has none (ffn_down_t)")
-        wanted = {part: f"{block}{name}{end}.weight" for part, name in _TENSORS.items()}
-        if wanted["gate"] not in found:
-            del wanted["gate"]
-        for name in wanted.values():
-            if name not in found:
-                raise ModelFormatError(f"tensor {name} is missing")
-        parts = [found[name] for name in wanted.values()]
-        instead.update(dict.fromkeys(wanted.values(), ()))
-        instead[next(iter(wanted.values()))] = _bundle(block, end, parts, align)
-        for part, stored in zip(wanted, parts, strict=True):
-            formats[part][layer] = stored.format.name
+        for end in ends:
+            wanted = {part: f"{block}{name}{end}.weight" for part, name in _TENSORS.items()}
+            if wanted["gate"] not in found:
+                del wanted["gate"]
+            for name in wanted.values():
+                if name not in found:
+                    raise ModelFormatError(f"tensor {name} is missing")
+            parts = [found[name] for name in wanted.values()]
+            instead.update(dict.fromkeys(wanted.values(), ()))
+            instead[next(iter(wanted.values()))] = _bundle(block, end, parts, align)
+            for part, stored in zip(wanted, parts, strict=True):
+                names.setdefault(_key(part, end), {})[layer] = stored.format.name
     if not instead:
         raise ValueError("bundles need neuron rows (ffn_down_t), and no layer has any")
     outputs = [new for t in tensors for new in instead.get(t.name, (t,))]
     entries = [uint32(VERSION, 2), uint32(_ALIGN_KEY, align)]
     entries.append(uint32("general.alignment", FILE_ALIGNMENT))
-    for part, names in formats.items():
-        if names:  # layers without neurons have any name
-            usual = next(iter(names.values()))
-            of_layers = [names.get(layer, usual) for layer in range(n_layer)]
-            entries.append(array(_key(part), "STRING", of_layers))
+    for key, own in names.items():
+        usual = next(iter(own.values()))  # layers without neurons have any name
+        of_layers = [own.get(layer, usual) for layer in range(n_layer)]
+        entries.append(array(key, "STRING", of_layers))
     return outputs, entries
 
 
@@ -104,14 +106,13 @@ def _bundle(block: str, end: str, parts: Sequence[Stored], align: int) -> tuple[
 
 
 def unbundled(
-    tensors: Sequence[Stored], value: Callable[[str], object], n_embd: int
+    tensors: Sequence[Stored], value: Callable[[str], object], width: Callable[[str], int]
 ) -> Iterator[Stored]:
     """The tensors of a file, with bundles split into tensors with the usual names.
 
-    value: returns the value of a key. Raises ModelFormatError for bundles that contradict their
-    keys.
+    value: returns the value of a key. width: weights of a row, by the end of a bundle's name.
+    Raises ModelFormatError for bundles that contradict their keys.
     """
-    gated = value(_key("gate")) is not None
     for stored in tensors:
         match = _NAME.fullmatch(stored.name)
         if not match:
@@ -125,8 +126,9 @@ def unbundled(
             )
         if kind == "bundle_crc":
             continue
+        gated, n_embd = value(_key("gate", end)) is not None, width(end)
         parts = _PARTS.get(kind, tuple(_TENSORS)[0 if gated else 1 :])
-        formats = [_format(value(_key(part)), _key(part), layer) for part in parts]
+        formats = [_format(value(_key(part, end)), _key(part, end), layer) for part in parts]
         fits = all(f.fits(n_embd) for f in formats) and stored.format.name == "I8"
         layout = _layout(version, formats, n_embd, value(_ALIGN_KEY)) if fits else None
         if layout is None or stored.row != layout.stride:

@@ -18,7 +18,7 @@ from .stored import Fitting, Stored, encoded, turned
 from .tensors import Output, scaled
 from .writer import FILE_TYPES, Entry, float32, string, uint32, write_gguf
 
-_DOWN = re.compile(r"(blk\.(\d+)\.ffn_down)(_t)?(_exps)?\.(weight|bias)")
+_DOWN = re.compile(r"(blk\.(\d+)\.ffn_down)(_t)?(_exps|_shexp)?\.(weight|bias)")
 # Only valid in a neuron-aware file: predictors, their keys and statistics of neurons.
 _OF_PREDICTORS = ("powerinfer.sparse_threshold", "powerinfer.predictor.")
 _OF_NEURONS = (
@@ -103,10 +103,6 @@ def convert_gguf(
             raise UnsupportedModelError(
                 f"{path}: neuron rows with {activation or meant} are not supported"
             )
-        if gguf.value(f"{gguf.value('general.architecture')}.moe_latent_size") and not dense:
-            raise UnsupportedModelError(
-                f"{path}: neuron rows of experts with moe_latent_size are not supported"
-            )
         computes_all = (activation or meant) in SMOOTH and (
             gguf.value("powerinfer.ffn.threshold") is None
         )
@@ -117,7 +113,8 @@ def convert_gguf(
         loss = Loss()
         stored: list[Stored] = []
         if not vocab_only:
-            stored = list(_tensors(gguf, predictor, dense, outtype, loss, log))
+            options = (predictor, dense, outtype, activation or meant)
+            stored = list(_tensors(gguf, *options, loss, log))
             if dense and architecture == "bitnet":
                 stored = list(folding.neutral_norms(stored))
             if dense and architecture in fused.ARCHITECTURES:
@@ -155,9 +152,8 @@ def _with_statistics(
     gguf: Gguf, folder: Path, stored: list[Stored], entries: list[Entry]
 ) -> tuple[list[Stored], list[Entry]]:
     """Tensors and keys, with statistics replaced by a folder's."""
-    tensors, keys = activation_files.as_gguf(
-        folder, source.n_layer(gguf), _n_expert(gguf), _n_ff(gguf)
-    )
+    n_layer = source.n_layer(gguf)
+    tensors, keys = activation_files.as_gguf(folder, stored, n_layer)
     new = {t.name for t in tensors} | {key.key for key in keys}
     old = [t for t in stored if t.name not in new], [e for e in entries if e.key not in new]
     return old[0] + tensors, old[1] + keys
@@ -168,6 +164,7 @@ def _tensors(
     predictor: Path | None,
     dense: bool,
     outtype: str | None,
+    activation: str,
     loss: Loss,
     log: Callable[[str], None],
 ) -> Iterator[Stored]:
@@ -191,7 +188,7 @@ def _tensors(
             continue
         is_predictor = source.PREDICTOR.fullmatch(tensor.name)
         wanted = asked if source.is_matrix(tensor) and not is_predictor else None
-        name, turn = _down_name(gguf, tensor, dense)
+        name, turn = _down_name(gguf, tensor, dense, activation)
         tensor = replace(tensor, name=name)
         if turn:
             output = turned(name, tensor)
@@ -218,21 +215,24 @@ def _tensors(
     fitting.report(log)
 
 
-def _down_name(gguf: Gguf, tensor: Stored, dense: bool) -> tuple[str, bool]:
+def _down_name(gguf: Gguf, tensor: Stored, dense: bool, activation: str) -> tuple[str, bool]:
     """A tensor's name in the new file, and whether its matrices must be transposed."""
     match = _DOWN.fullmatch(tensor.name)
     if not match:
         return tensor.name, False
-    name = f"{match[1]}{'' if dense else '_t'}{match[4] or ''}.{match[5]}"
-    if match[5] == "bias":
-        return name, False
-    n_embd = source.size(gguf, "embedding_length")
-    layer = int(match[2])
+    layer, by_neuron, experts = int(match[2]), match[3] is not None, match[4] or ""
     if layer >= source.n_layer(gguf):  # that guesses tokens: no neuron of it is skipped
         return tensor.name, False
-    n_ff = _n_ff(gguf, layer) if match[4] else _n_ff_dense(gguf, layer)
-    by_neuron = match[3] is not None
-    if match[4] and tensor.shape[-2:] == (n_ff, n_embd) != (n_embd, n_ff):
+    if experts == "_shexp":
+        n_ff = tensor.shape[-2 if by_neuron else -1]
+        dense = dense or not (by_neuron or _has_shared_rows(gguf, activation))
+    else:
+        n_ff = _n_ff(gguf, layer) if experts else _n_ff_dense(gguf, layer)
+    name = f"{match[1]}{'' if dense else '_t'}{experts}.{match[5]}"
+    if match[5] == "bias":
+        return name, False
+    n_embd = source.width(gguf, experts)
+    if experts and tensor.shape[-2:] == (n_ff, n_embd) != (n_embd, n_ff):
         by_neuron = True  # PowerInfer's SmallThinker files use the plain name for neuron rows
     expected = (n_ff, n_embd) if by_neuron else (n_embd, n_ff)
     if tensor.shape[-2:] != expected:
@@ -241,6 +241,13 @@ def _down_name(gguf: Gguf, tensor: Stored, dense: bool) -> tuple[str, bool]:
             f"expected {list(expected)} at its end"
         )
     return name, by_neuron == dense
+
+
+def _has_shared_rows(gguf: Gguf, activation: str) -> bool:
+    """Do experts that every token computes get neuron rows: are some of their neurons zero? The
+    engine knows no such rows with biases."""
+    biases = any(tensor.name.endswith("_shexp.bias") for tensor in gguf.tensors)
+    return activation in RELUS and not biases
 
 
 def _cuts(gguf: Gguf, activation: str) -> bool:

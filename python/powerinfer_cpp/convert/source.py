@@ -46,7 +46,7 @@ def tensors(gguf: Gguf) -> list[Stored]:
     if bundles.VERSION not in gguf.metadata:
         return found
     try:
-        return list(bundles.unbundled(found, gguf.value, size(gguf, "embedding_length")))
+        return list(bundles.unbundled(found, gguf.value, lambda experts: width(gguf, experts)))
     except ModelFormatError as error:
         raise type(error)(f"{gguf.files[0]}: {error}") from None
 
@@ -93,6 +93,15 @@ def n_layer(gguf: Gguf) -> int:
     key = f"{gguf.value('general.architecture', '')}.nextn_predict_layers"
     guessing = size(gguf, "nextn_predict_layers") if gguf.value(key) is not None else 0
     return max(0, size(gguf, "block_count") - guessing)
+
+
+def width(gguf: Gguf, experts: str = "") -> int:
+    """Values of a row that feed-forward blocks read; experts: "_exps" for those that a router
+    chooses, which may read a narrower row."""
+    latent = f"{gguf.value('general.architecture')}.moe_latent_size"
+    if experts == "_exps" and gguf.value(latent):
+        return size(gguf, "moe_latent_size")
+    return size(gguf, "embedding_length")
 
 
 def activation(gguf: Gguf) -> str:

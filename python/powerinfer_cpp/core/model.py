@@ -46,10 +46,12 @@ class Storage:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """Neurons of a layer, or of one of its experts; and experts, 0 if it has one block."""
+    """Neurons of a layer, or of one of its experts; experts, 0 if it has one block; and values of a
+    row that these read."""
 
     n_ff: int
     n_expert: int
+    width: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,7 +99,9 @@ class Model:
         self.n_layer = lib.pi_model_n_layer(self.handle)
         self.sizes = tuple(
             LayerSizes(
-                lib.pi_model_layer_n_ff(self.handle, i), lib.pi_model_layer_n_expert(self.handle, i)
+                lib.pi_model_layer_n_ff(self.handle, i),
+                lib.pi_model_layer_n_expert(self.handle, i),
+                lib.pi_model_layer_width(self.handle, i),
             )
             for i in range(self.n_layer)
         )
@@ -112,6 +116,8 @@ class Model:
         self.add_bos = lib.pi_token_add_bos(self.handle) and self.bos >= 0
         self.add_eos = lib.pi_token_add_eos(self.handle) and self.eos >= 0
         self.gguf = Gguf.borrowed(lib.pi_model_gguf(self.handle), self.handle)
+        # Predictors see what the layer's block or experts read, else the residual stream.
+        self.predicts_from_normed = self.gguf.value("powerinfer.predictor.input") == "normed"
 
     @property
     def n_ff(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._native import ffi, lib
 from .errors import check
-from .model import Model
+from .model import LayerSizes, Model
 from .params import Callbacks, session_params
 from .plan import ways_out
 from .sampler import Sampler
@@ -44,6 +44,7 @@ class Session:
         self.n_vocab = model.n_vocab
         self.n_embd = model.n_embd
         self._sizes = model.sizes
+        self._normed = model.predicts_from_normed
         self._n_rows = 0  # rows of the last eval
         self._callbacks = Callbacks(None, verbose)
         params = session_params(**fields)
@@ -120,15 +121,21 @@ class Session:
     def ffn_inputs(self) -> np.ndarray:
         """float32 [n_layer, rows of the last eval, n_embd]: inputs of the layers' predictors.
 
-        Raises ValueError unless `record` is PI_RECORD_INPUTS.
+        Raises ValueError unless `record` is PI_RECORD_INPUTS, or if layers have inputs of other
+        sizes: then see `layer_ffn_inputs`.
         """
-        shape = (self._n_rows, self.n_embd)
-        return np.stack(
-            [
-                self._recorded(lib.pi_ffn_inputs, layer, "float", np.float32, shape)
-                for layer in range(len(self._sizes))
-            ]
-        )
+        if len({self._input_width(size) for size in self._sizes}) > 1:
+            raise ValueError("layers have inputs of other sizes: use `Session.layer_ffn_inputs`")
+        return np.stack([self.layer_ffn_inputs(i) for i in range(len(self._sizes))])
+
+    def layer_ffn_inputs(self, layer: int) -> np.ndarray:
+        """Those of a layer: float32 [rows of the last eval, width], where width is n_embd, or that
+        of experts whose rows are narrower; 0 of a layer without neurons."""
+        shape = (self._n_rows, self._input_width(self._sizes[layer]))
+        return self._recorded(lib.pi_ffn_inputs, layer, "float", np.float32, shape)
+
+    def _input_width(self, size: LayerSizes) -> int:
+        return size.width if self._normed or not size.n_ff else self.n_embd
 
     def input_squares(
         self, layer: int, kind: int, experts: int, width: int
@@ -184,6 +191,8 @@ class Session:
     def _recorded(
         self, find: Any, layer: int, kind: str, dtype: Any, shape: tuple[int, ...]
     ) -> np.ndarray:
+        if not self._sizes[layer].n_ff:
+            return np.empty(shape, dtype)
         pointer = ffi.new(f"{kind} const **")
         check(find(self.handle, layer, pointer))
         stored = ffi.buffer(pointer[0], math.prod(shape) * np.dtype(dtype).itemsize)

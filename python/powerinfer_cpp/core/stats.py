@@ -79,7 +79,7 @@ def neuron_figures(model: Model, plan: dict[str, Any], work: Work | None) -> dic
         )
     ]
     return {
-        **{f"share_{name}": share for name, share in work.shares(model.layer_n_ff).items()},
+        **{f"share_{name}": share for name, share in work.shares().items()},
         "audit": work.audit(),
         "bytes_per_token": work.bytes_per_token(),
         "tiers": tiers.by_name(by_tier),

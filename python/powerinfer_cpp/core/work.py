@@ -63,11 +63,9 @@ class Work:
         device, storage = total["device_computed"], total["storage_computed"]
         return storage, total["computed"] - device - storage, device
 
-    def computed_of_all(self, n_ff: np.ndarray) -> tuple[int, int]:
-        """Neurons that were computed, and those that would have been without sparsity: n_ff
-        [n_layer] of a layer per row, in mixtures per chosen expert."""
-        total = dict(zip(NEURON_COUNTS, self.neurons.T, strict=True))
-        return int(total["computed"].sum()), int((total["rows"] * n_ff).sum())
+    def computed_of_all(self) -> tuple[int, int]:
+        """Neurons that were computed, and those that would have been without sparsity."""
+        return int(self.by_layer("computed").sum()), int(self.by_layer("neurons").sum())
 
     def waits(self) -> tuple[float, float, float]:
         """Seconds that the CPU waited for the disk, a device for the CPU, and the CPU for a
@@ -76,22 +74,17 @@ class Work:
         storage, cpu, device = (self.sum(name) * 1e-9 for name in names)
         return storage, cpu, device
 
-    def shares(self, n_ff: np.ndarray) -> dict[str, list[float]]:
-        """Shares of n_ff [n_layer] of predicted, computed and fired neurons, per layer; 0 if no row
-        was computed."""
-        all_neurons = np.maximum(1, self.neurons[:, 0] * n_ff)
-        return {
-            name: (self.neurons[:, NEURON_COUNTS.index(name)] / all_neurons).tolist()
-            for name in _SHARES
-        }
+    def shares(self) -> dict[str, list[float]]:
+        """Shares of predicted, computed and fired neurons, per layer; 0 if no row was computed."""
+        all_neurons = np.maximum(1, self.by_layer("neurons"))
+        return {name: (self.by_layer(name) / all_neurons).tolist() for name in _SHARES}
 
     def audit(self) -> dict[str, int]:
         """In audited segments: neurons that fired, and how many of them the predictors found."""
         total = dict(zip(NEURON_COUNTS, self.neurons.sum(axis=0).tolist(), strict=True))
         return {"fired": total["audited"], "found": total["found"]}
 
-    def mean_shares(self, n_ff: np.ndarray) -> dict[str, float]:
+    def mean_shares(self) -> dict[str, float]:
         """The same over all layers."""
-        total = self.neurons.sum(axis=0)
-        all_neurons = max(1, int((self.neurons[:, 0] * n_ff).sum()))
-        return {name: int(total[NEURON_COUNTS.index(name)]) / all_neurons for name in _SHARES}
+        all_neurons = max(1, int(self.by_layer("neurons").sum()))
+        return {name: int(self.by_layer(name).sum()) / all_neurons for name in _SHARES}

@@ -85,21 +85,24 @@ def read_model(
     statistics = read_statistics(gguf)
     parts = read_parts(gguf, n_ctx, n_ubatch)
     predicted = {p.layer for p in parts if p.kind == "predictor"}
-    mixture = any(layer.is_experts for layer in statistics)
-    n_expert, used = (
-        source.size(gguf, key) if mixture else 0 for key in ("expert_count", "expert_used_count")
-    )
     layers = [
         neurons(
             layer,
             _overshoot(gguf, layer.layer, overshoot) if layer.layer in predicted else None,
-            min(1.0, used / n_expert) if layer.is_experts and n_expert else 1.0,
+            _chosen(gguf, layer),
         )
         for layer in statistics
     ]
     return PlacementModel(
         gguf.files[0], layers, parts, model_hash(gguf), statistics_hash(statistics)
     )
+
+
+def _chosen(gguf: Gguf, layer: LayerStatistics) -> float:
+    """The share of a layer's experts that a token chooses; 1 of a layer with one block."""
+    if not layer.is_experts:
+        return 1.0
+    return min(1.0, source.size(gguf, "expert_used_count", layer=layer.layer) / len(layer.rates))
 
 
 def _overshoot(gguf: Gguf, layer: int, given: float | None) -> float:

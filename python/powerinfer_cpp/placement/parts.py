@@ -13,11 +13,14 @@ from .statistics import is_of_neurons
 
 # In the order in which they get VRAM. All of them are read for every token, so a byte of them saves
 # more there than a byte of any neuron. The cache comes last, because it fills slowly.
-GPU_ORDER = ("norms", "attention", "head", "predictor", "kv")
+GPU_ORDER = ("norms", "attention", "shared", "head", "predictor", "kv")
 RAM_ONLY = ("embedding", "tables", "scratch")
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _PREDICTOR = re.compile(r"(?:fc[12]|sketch)(?:_exps)?\.(?:weight|bias)")
+_MIXERS = ("attn_", "ssm_", "shortconv.")
+# Matrices that every token reads beside its experts.
+_SHARED = re.compile(r"ffn_(?:gate|up|down|down_t)_shexp\.weight|ffn_latent_(?:down|up)\.weight")
 _STATISTICS = re.compile(r"ffn_(?:rate|tier)(?:_exps)?")
 
 
@@ -56,9 +59,12 @@ def read_parts(gguf: Gguf, n_ctx: int, n_ubatch: int, type_kv: int = 1) -> list[
     """
     sizes: dict[tuple[str, int], int] = {}
     layers, tensors = set(), source.tensors(gguf)
+    n_layer = source.n_layer(gguf)  # those behind them guess tokens, and are not loaded
     tied = all(t.name != "output.weight" for t in tensors)  # the embedding is the head as well
     for tensor in tensors:
         kind, layer = _kind(tensor.name)
+        if layer >= n_layer:
+            continue
         if tied and tensor.name == "token_embd.weight":
             kind = "head"
         if layer >= 0:
@@ -107,8 +113,10 @@ def _kind(name: str) -> tuple[str, int]:
         return "", layer
     if _PREDICTOR.fullmatch(rest):
         return "predictor", layer
-    if rest.startswith("attn_") and "norm" not in rest:
-        return "attention", layer
+    if rest.startswith(_MIXERS) and "norm" not in rest:
+        return "attention", layer  # or what takes its place
+    if _SHARED.fullmatch(rest):
+        return "shared", layer
     return "norms", layer  # with routers and output biases, which are also small
 
 

@@ -53,9 +53,10 @@ def read_statistics(gguf: Gguf) -> list[LayerStatistics]:
     """
     file, rates = gguf.files[0], read_rates(gguf)
     rows: dict[int, dict[str, Stored]] = {}
+    n_layer = source.n_layer(gguf)  # those behind them guess tokens, and have no statistics
     for tensor in source.tensors(gguf):
         match = _LAYER.fullmatch(tensor.name)
-        if match and is_of_neurons(match[2]):
+        if match and int(match[1]) < n_layer and is_of_neurons(match[2]):
             rows.setdefault(int(match[1]), {})[match[2]] = tensor
     for layer in sorted(rows.keys() ^ rates.keys()):
         what = "neurons" if layer in rates else "statistics (ffn_rate)"

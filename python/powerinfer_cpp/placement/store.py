@@ -55,6 +55,9 @@ def write_gpuidx(target: str | Path, placement: Placement) -> None:
     """
     if any(layer.statistics.is_experts for layer in placement.model.layers):
         raise ValueError("--format gpuidx: PowerInfer's file cannot store experts")
+    layers = [layer.statistics.layer for layer in placement.model.layers]
+    if layers != list(range(len(layers))):
+        raise ValueError("--format gpuidx: PowerInfer's file has neurons of every layer")
     tensors = []
     for layer, tier in zip(placement.model.layers, placement.tiers(), strict=True):
         index = (tier == GPU).astype("<i4")

@@ -38,7 +38,6 @@ class Mlps:
     folder: Path
     pairs: Pairs
     of_format: Format
-    mixture: bool
     rows: np.ndarray
     held_out: np.ndarray
     seed: int
@@ -53,7 +52,8 @@ class Mlps:
         tensors = [self._tensor(layer, rank, part) for part in ("fc1", "fc2")]
         if not path.exists():
             epochs, overfit, weight = [], [], []
-            for expert in range(self.pairs.n_expert):
+            pairs = self.pairs.layers[layer]
+            for expert in range(pairs.n_expert):
                 with np.load(self._learnt(layer, rank, expert)) as found:
                     epochs.append(int(found["epochs"]))
                     overfit.append(float(found["held_out_loss"] / found["loss"]))
@@ -62,10 +62,10 @@ class Mlps:
 
             def scores(expert: int, x: np.ndarray) -> np.ndarray:
                 first = fc1.rows(expert * rank, (expert + 1) * rank)
-                second = fc2.rows(expert * self.pairs.n_ff, (expert + 1) * self.pairs.n_ff)
+                second = fc2.rows(expert * pairs.n_ff, (expert + 1) * pairs.n_ff)
                 return np.maximum(x @ first.T, 0) @ second.T
 
-            c = train.curve(self.pairs, layer, self.held_out, scores, search.RECALLS)
+            c = train.curve(pairs, self.held_out, scores, search.RECALLS)
             self.log(
                 f"layer {layer}, rank {rank}: {max(epochs)} epochs, "
                 f"{np.interp(0.95, c.recall, c.predicted):.1%} predicted at recall 95%"
@@ -76,37 +76,38 @@ class Mlps:
         overfit = float(values.pop("overfit"))
         return tensors, Curve(**{**values, "fired": float(values["fired"])}), overfit
 
-    def ranks(self) -> list[int]:
+    def ranks(self, layer: int) -> list[int]:
         """The ranks that are tried."""
-        return search.ladder(self.pairs.inputs.shape[-1])
+        return search.ladder(self.pairs.layers[layer].width)
 
     def start(self, layer: int) -> int:
         """The rank at which a layer's search begins."""
-        return search.start_rank(self._rates(layer), self.pairs.inputs.shape[-1])
+        return search.start_rank(self._rates(layer), self.pairs.layers[layer].width)
 
-    def rank_bytes(self, _layer: int) -> float:
+    def rank_bytes(self, layer: int) -> float:
         """Bytes that a token reads of a layer's MLPs, per hidden unit."""
         per_weight = self.of_format.n_bytes(self.of_format.block) / self.of_format.block
-        return per_weight * (self.pairs.inputs.shape[-1] + self.pairs.n_ff) * self.pairs.used
+        pairs = self.pairs.layers[layer]
+        return per_weight * (pairs.width + pairs.n_ff) * pairs.used
 
     def notes(self, layers: Sequence[LayerReport]) -> list[str]:
         """Notes for the user about the predictors of these layers."""
-        notes, n_tokens = [], self.pairs.inputs.shape[1]
-        n = round(n_tokens * self.pairs.used / self.pairs.n_expert)
+        notes, n_tokens = [], self.pairs.n_tokens
+        n = round(n_tokens * min(pairs.share for pairs in self.pairs.layers.values()))
         if n < FEW_TOKENS:
-            whose = f", {n} of them an expert's on average," if self.mixture else ""
+            whose = f", {n} of them an expert's on average," if n < n_tokens else ""
             notes.append(
                 f"{n_tokens} tokens{whose} are few: predictors keep getting better up to a "
                 f"million, and below {FEW_TOKENS} they miss much of what they have not seen"
             )
-        few = {i: self._few(i) for i, layer in enumerate(layers) if layer.rank}
+        few = {layer.layer: self._few(layer.layer) for layer in layers if layer.rank}
         starved = [f"{', '.join(map(str, own))} of layer {i}" for i, own in few.items() if own]
         if starved:
             notes.append(
                 f"experts that fewer than {LEAST} tokens chose propose all of their neurons: "
                 + "; ".join(starved)
             )
-        overfit = [i for i, layer in enumerate(layers) if layer.overfit > 1.1]
+        overfit = [layer.layer for layer in layers if layer.overfit > 1.1]
         if overfit:
             notes.append(
                 "more text would help: held-out loss is over 1.1 times what was learnt from in "
@@ -119,17 +120,17 @@ class Mlps:
     def _rates(self, layer: int) -> np.ndarray:
         """How often each neuron fires on held-out tokens that chose its expert."""
         rows = self.held_out[:: -(-len(self.held_out) // 4096)]
-        found = []
-        for expert in range(self.pairs.n_expert):
-            own = self.pairs.chose(layer, rows, expert)
+        found, pairs = [], self.pairs.layers[layer]
+        for expert in range(pairs.n_expert):
+            own = pairs.chose(rows, expert)
             if len(own):
-                found.append(self.pairs.fired(layer, own, expert).mean(axis=0))
+                found.append(pairs.fired(own, expert).mean(axis=0))
         return np.concatenate(found) if found else np.zeros(1)
 
     def _few(self, layer: int) -> list[int]:
         """Experts with too few tokens for training: they propose all of their neurons."""
-        experts = range(self.pairs.n_expert)
-        return [e for e in experts if self._too_few(*self._rows_of(layer, e))]
+        experts = range(self.pairs.layers[layer].n_expert)
+        return [e for e in experts if self._too_few(layer, *self._rows_of(layer, e))]
 
     def _tensor(self, layer: int, rank: int, part: str) -> Stored:
         """fc1 or fc2. Weights are read from the folder on demand, and trained if they are missing:
@@ -139,19 +140,19 @@ class Mlps:
             with np.load(self._learnt(layer, rank, expert)) as found:
                 return found[part][a:b]
 
-        n_embd = self.pairs.inputs.shape[-1]
-        shape = (rank, n_embd) if part == "fc1" else (self.pairs.n_ff, rank)
-        name = f"blk.{layer}.{part}{'_exps' if self.mixture else ''}.weight"
-        own = [Output(name, shape, partial(rows, e)) for e in range(self.pairs.n_expert)]
+        pairs = self.pairs.layers[layer]
+        shape = (rank, pairs.width) if part == "fc1" else (pairs.n_ff, rank)
+        name = f"blk.{layer}.{part}{'_exps' if pairs.mixture else ''}.weight"
+        own = [Output(name, shape, partial(rows, e)) for e in range(pairs.n_expert)]
         fmt = self.of_format if self.of_format.fits(shape[1]) else format_by_name("F16")
-        return encoded(stacked(name, own) if self.mixture else own[0], fmt)
+        return encoded(stacked(name, own) if pairs.mixture else own[0], fmt)
 
     def _learnt(self, layer: int, rank: int, expert: int) -> Path:
         """The file of a trained predictor."""
         path = self.folder / f"mlp-{layer}-{rank}-{expert}.npz"
         if not path.exists():
             rows, held_out = self._rows_of(layer, expert)
-            if self._too_few(rows, held_out):
+            if self._too_few(layer, rows, held_out):
                 found = self._everyone(layer, rank)
             else:
                 found = self._train(layer, rank, expert, rows, held_out)
@@ -161,14 +162,14 @@ class Mlps:
     def _train(
         self, layer: int, rank: int, expert: int, rows: np.ndarray, held_out: np.ndarray
     ) -> Trained:
+        pairs = self.pairs.layers[layer]
         if layer not in self._densities:
-            self._densities[layer] = train.density(self.pairs, layer, self.held_out)
-        where = [layer, rank, expert] if self.mixture else [layer, rank]
+            self._densities[layer] = train.density(pairs, self.held_out)
+        where = [layer, rank, expert] if pairs.mixture else [layer, rank]
         # The batch is an expert's share of BATCH tokens: as many steps as for a layer's single mlp.
         batch = max(_SMALLEST_BATCH, round(train.BATCH * len(rows) / len(self.rows)))
         return train.train(
-            self.pairs,
-            layer,
+            pairs,
             expert,
             rows,
             held_out,
@@ -181,21 +182,22 @@ class Mlps:
         )
 
     def _rows_of(self, layer: int, expert: int) -> tuple[np.ndarray, np.ndarray]:
-        chose = partial(self.pairs.chose, layer, expert=expert)
+        chose = partial(self.pairs.layers[layer].chose, expert=expert)
         return chose(self.rows), chose(self.held_out)
 
-    def _too_few(self, rows: np.ndarray, held_out: np.ndarray) -> bool:
-        return self.mixture and (len(rows) < LEAST or not len(held_out))
+    def _too_few(self, layer: int, rows: np.ndarray, held_out: np.ndarray) -> bool:
+        return self.pairs.layers[layer].mixture and (len(rows) < LEAST or not len(held_out))
 
     def _everyone(self, layer: int, rank: int) -> Trained:
         """A predictor with high scores for any input: the sum of |w . x| over random w."""
-        shape = (rank // 2, self.pairs.inputs.shape[-1])
+        pairs = self.pairs.layers[layer]
+        shape = (rank // 2, pairs.width)
         w = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         fc1 = np.concatenate([w, -w])
-        sample = self.pairs.inputs[layer, :256].astype(np.float32)
+        sample = pairs.inputs[:256].astype(np.float32)
         size = float(np.sqrt(np.mean(sample**2))) or 1.0
         height = _EVERYONE / (size * shape[1] ** 0.5 * rank / 2)
-        fc2 = np.full((self.pairs.n_ff, rank), height, np.float32)
+        fc2 = np.full((pairs.n_ff, rank), height, np.float32)
         return Trained(fc1, fc2, 1.0, 1.0, 0)
 
 

@@ -19,46 +19,113 @@ from ..convert.writer import named
 from ..core.errors import ModelFormatError
 from ..core.model import Model
 from ..core.progress import Progress
+from ..core.session import Session
 from ..core.system import reserve
 from ..profile.counters import recording
 
 _FLUSHED = 16  # windows between two saves of the progress
 
 
-def bytes_per_token(model: Model) -> int:
-    """Bytes of the store per token, for all layers."""
-    used = _used(model)
-    experts = 2 * used if model.n_expert else 0
-    return model.n_layer * (2 * model.n_embd + used * ((model.n_ff + 7) // 8) + experts)
+class LayerPairs:
+    """Those of a layer; n_tokens: tokens of all recorded windows.
 
-
-def _used(model: Model) -> int:
-    """Blocks of a layer that a token uses: the number of chosen experts, or one."""
-    return source.size(model.gguf, "expert_used_count") if model.n_expert else 1
-
-
-class Pairs:
-    """The store in a folder; n_tokens: tokens of all recorded windows.
-
-    inputs: float16 [n_layer, n_tokens, n_embd]. bits: uint8 [n_layer, n_tokens, used, n_ff / 8],
-    the first neuron in the lowest bit, for the experts that a token chose. experts: int16 [n_layer,
-    n_tokens, used], their ids, -1 if fewer fired; None if a layer has one block, which is expert 0
-    of n_expert 1.
+    inputs: float16 [n_tokens, width]. bits: uint8 [n_tokens, used, n_ff / 8], the first neuron in
+    the lowest bit, for the experts that a token chose. experts: int16 [n_tokens, used], their ids,
+    -1 if fewer fired; None if the layer has one block, which is expert 0 of n_expert 1.
 
     A chosen expert without any firing is treated as not chosen; with thousands of neurons this does
     not happen.
     """
 
+    def __init__(self, folder: Path, model: Model, layer: int, n_tokens: int):
+        size = model.sizes[layer]
+        self.width, self.n_ff = _width(model, layer), size.n_ff
+        self.n_expert, self.used = size.shape[0], _used(model, layer)
+
+        def store(name: str, dtype: Any, *shape: int) -> np.memmap:
+            return _mapped(folder / f"{name}-{layer}.pairs", dtype, (n_tokens, *shape))
+
+        self.inputs = store("inputs", np.float16, self.width)
+        self.bits = store("bits", np.uint8, self.used, (self.n_ff + 7) // 8)
+        self.experts = store("experts", np.int16, self.used) if size.n_expert else None
+
+    @property
+    def share(self) -> float:
+        """Of its blocks, those that a token uses."""
+        return self.used / self.n_expert
+
+    @property
+    def mixture(self) -> bool:
+        return self.experts is not None
+
+    def record(self, session: Session, layer: int, row: int) -> bool:
+        """Copies what the session recorded in its last call to the rows from `row` on. False: the
+        inputs exceed half precision."""
+        inputs, fired = session.layer_ffn_inputs(layer), session.layer_activations(layer)
+        if not np.abs(inputs).max() < np.finfo(np.float16).max:
+            return False
+        rows = slice(row, row + len(inputs))
+        self.inputs[rows] = inputs
+        if self.experts is not None:
+            fired, self.experts[rows] = _chosen(fired, self.used)
+        self.bits[rows] = np.packbits(fired, axis=-1, bitorder="little")
+        return True
+
+    def flush(self) -> None:
+        for store in (self.inputs, self.bits, self.experts):
+            if store is not None:
+                store.flush()
+
+    def chose(self, rows: np.ndarray, expert: int) -> np.ndarray:
+        """The rows whose tokens chose an expert."""
+        if self.experts is None:
+            return rows
+        return rows[(self.experts[rows] == expert).any(axis=-1)]
+
+    def fired(self, rows: np.ndarray, expert: int = 0) -> np.ndarray:
+        """bool [rows, n_ff]: firings of the expert, for rows that chose it."""
+        place = 0
+        if self.experts is not None:
+            place = (self.experts[rows] == expert).argmax(axis=-1)
+        bits = np.unpackbits(self.bits[rows, place], axis=-1, count=self.n_ff, bitorder="little")
+        return bits.view(bool)
+
+
+def bytes_per_token(model: Model) -> int:
+    """Bytes of the store per token, for all layers."""
+    return sum(_layer_bytes(model, layer) for layer in with_neurons(model))
+
+
+def with_neurons(model: Model) -> list[int]:
+    """The layers that have neurons."""
+    return [layer for layer, size in enumerate(model.sizes) if size.n_ff]
+
+
+def _layer_bytes(model: Model, layer: int) -> int:
+    size, used = model.sizes[layer], _used(model, layer)
+    experts = 2 * used if size.n_expert else 0
+    return 2 * _width(model, layer) + used * ((size.n_ff + 7) // 8) + experts
+
+
+def _width(model: Model, layer: int) -> int:
+    """Values of a row that a layer's predictors see."""
+    return model.sizes[layer].width if model.predicts_from_normed else model.n_embd
+
+
+def _used(model: Model, layer: int) -> int:
+    """Blocks of a layer that a token uses: the number of chosen experts, or one."""
+    if not model.sizes[layer].n_expert:
+        return 1
+    return source.size(model.gguf, "expert_used_count", layer=layer)
+
+
+class Pairs:
+    """The store in a folder; n_tokens: tokens of all recorded windows. layers: of each layer that
+    has neurons, by its number."""
+
     def __init__(self, folder: Path, model: Model, n_tokens: int):
-        self.n_ff, self.n_expert, self.used = model.n_ff, max(1, model.n_expert), _used(model)
+        self.n_tokens = n_tokens
         self._progress = folder / "recorded.json"
-        lead = (model.n_layer, n_tokens)
-        shapes = {
-            "inputs": (np.float16, (*lead, model.n_embd)),
-            "bits": (np.uint8, (*lead, self.used, (self.n_ff + 7) // 8)),
-        }
-        if model.n_expert:
-            shapes["experts"] = (np.int16, (*lead, self.used))
         needed = n_tokens * bytes_per_token(model)
         there = sum(path.stat().st_size for path in folder.glob("*.pairs"))
         if shutil.disk_usage(folder).free + there < needed:
@@ -66,10 +133,7 @@ class Pairs:
                 f"{folder}: recording {n_tokens} tokens needs {needed >> 20} MiB, but the disk has "
                 "less: use fewer --tokens"
             )
-        stores = {n: _mapped(folder / f"{n}.pairs", *shape) for n, shape in shapes.items()}
-        self.inputs, self.bits = stores["inputs"], stores["bits"]
-        self.experts = stores.get("experts")
-        self._stores = list(stores.values())
+        self.layers = {i: LayerPairs(folder, model, i, n_tokens) for i in with_neurons(model)}
 
     def record(self, model: Model, windows: Sequence[np.ndarray], **fields: Any) -> None:
         """Fills the store, continuing earlier work. fields: fields of pi_session_params.
@@ -86,21 +150,16 @@ class Pairs:
             for window in windows[done:]:
                 session.truncate(0)
                 session.eval(window)
-                end = row + len(window)
-                inputs = session.ffn_inputs()
-                if not np.abs(inputs).max() < np.finfo(np.float16).max:
-                    raise ModelFormatError(
-                        f"{model.path}: inputs of predictors exceed half precision: use the normed"
-                    )
-                self.inputs[:, row:end] = inputs
-                fired = session.activations().reshape(*inputs.shape[:2], -1, self.n_ff)
-                if self.experts is not None:
-                    fired, self.experts[:, row:end] = _chosen(fired, self.used)
-                self.bits[:, row:end] = np.packbits(fired, axis=-1, bitorder="little")
-                row, done = end, done + 1
+                for layer, pairs in self.layers.items():
+                    if not pairs.record(session, layer, row):
+                        raise ModelFormatError(
+                            f"{model.path}: inputs of predictors exceed half precision: use the "
+                            "normed"
+                        )
+                row, done = row + len(window), done + 1
                 if done % _FLUSHED == 0 or done == len(windows):
-                    for store in self._stores:
-                        store.flush()
+                    for pairs in self.layers.values():
+                        pairs.flush()
                     with named(
                         self._progress
                     ):  # replaced as a whole, so a kill cannot leave a partial number
@@ -109,21 +168,6 @@ class Pairs:
                         part.replace(self._progress)
                 progress.update(len(window))
         session.close()
-
-    def chose(self, layer: int, rows: np.ndarray, expert: int) -> np.ndarray:
-        """The rows whose tokens chose an expert."""
-        if self.experts is None:
-            return rows
-        return rows[(self.experts[layer, rows] == expert).any(axis=-1)]
-
-    def fired(self, layer: int, rows: np.ndarray, expert: int = 0) -> np.ndarray:
-        """bool [rows, n_ff]: firings of the expert, for rows that chose it."""
-        place = 0
-        if self.experts is not None:
-            place = (self.experts[layer, rows] == expert).argmax(axis=-1)
-        bits = self.bits[layer, rows, place]
-        bits = np.unpackbits(bits, axis=-1, count=self.n_ff, bitorder="little")
-        return bits.view(bool)
 
 
 def _chosen(fired: np.ndarray, used: int) -> tuple[np.ndarray, np.ndarray]:

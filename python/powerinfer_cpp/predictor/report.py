@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LayerReport:
-    """Shares are of neurons; bytes are of one token. rank 0: no predictor; a sketch's is 1."""
+    """layer: its number. Shares are of neurons; bytes are of one token. rank 0: no predictor; a
+    sketch's is 1."""
 
+    layer: int
     rank: int
     threshold: float
     recall: float
@@ -21,8 +23,9 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What training has made: its layers, and the perplexity with predictors beside that of exact
-    mode, both on the text that decides about sizes. n_tokens: recorded ones. notes: sentences.
+    """What training has made: its layers with neurons, and the perplexity with predictors beside
+    that of exact mode, both on the text that decides about sizes. n_tokens: recorded ones. notes:
+    sentences.
     """
 
     layers: list[LayerReport]

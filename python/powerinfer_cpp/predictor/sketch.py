@@ -18,7 +18,7 @@ from ..convert.stored import Stored, decoded
 from ..core.errors import UnsupportedModelError
 from ..core.model import Model
 from . import search, train
-from .pairs import Pairs
+from .pairs import LayerPairs, Pairs
 from .report import LayerReport
 from .train import Curve
 
@@ -58,8 +58,7 @@ def scores(signs: np.ndarray, offset: np.ndarray | None, x: np.ndarray) -> np.nd
 
 
 def curve(
-    pairs: Pairs,
-    layer: int,
+    pairs: LayerPairs,
     rows: np.ndarray,
     tensors: Sequence[Stored],
     recalls: Sequence[float],
@@ -73,14 +72,17 @@ def curve(
         own = bits.rows(expert * n_ff, (expert + 1) * n_ff).reshape(n_ff, n_bytes)
         return scores(own, offset, x)
 
-    return train.curve(pairs, layer, rows, of_expert, recalls)
+    return train.curve(pairs, rows, of_expert, recalls)
 
 
 def layer_tensors(tensors: dict[str, Stored], layer: int) -> list[Stored]:
-    """The sketch of a layer in a file with these tensors; of its ups if it has no gates."""
+    """The sketch of a layer in a file with these tensors; of its ups if it has no gates. A layer
+    without neurons has none."""
     end = "_exps" if f"blk.{layer}.ffn_up_exps.weight" in tensors else ""
     part = "gate" if f"blk.{layer}.ffn_gate{end}.weight" in tensors else "up"
-    gate, name = tensors[f"blk.{layer}.ffn_{part}{end}.weight"], f"blk.{layer}.sketch{end}"
+    gate, name = tensors.get(f"blk.{layer}.ffn_{part}{end}.weight"), f"blk.{layer}.sketch{end}"
+    if gate is None:
+        return []
     found = [signs(gate, f"{name}.weight")]
     if bias := tensors.get(f"blk.{layer}.ffn_{part}.bias"):
         found.append(offsets(gate, bias, f"{name}.bias"))
@@ -94,11 +96,12 @@ def check(model: Model) -> None:
             f"{model.path}: a sketch guesses the sign of a gate, which decides who fires only "
             f"in models of the ReLU family, not with {model.activation}"
         )
-    if model.n_embd % 8:
-        raise UnsupportedModelError(
-            f"{model.path}: a sketch has 8 signs in a byte, and rows of {model.n_embd} weights "
-            "are no multiple of that"
-        )
+    for width in {size.width for size in model.sizes}:
+        if width % 8:
+            raise UnsupportedModelError(
+                f"{model.path}: a sketch has 8 signs in a byte, and rows of {width} weights are no "
+                "multiple of that"
+            )
 
 
 @dataclass
@@ -115,11 +118,11 @@ class Sketches:
         """Signs and offsets of a layer, their curve, and that they do not overfit."""
         if layer not in self._found:
             tensors = layer_tensors(self.tensors, layer)
-            found = curve(self.pairs, layer, self.rows, tensors, search.RECALLS)
+            found = curve(self.pairs.layers[layer], self.rows, tensors, search.RECALLS)
             self._found[layer] = tensors, found
         return (*self._found[layer], 1.0)
 
-    def ranks(self) -> list[int]:
+    def ranks(self, _layer: int) -> list[int]:
         return [1]
 
     def start(self, _layer: int) -> int:
@@ -127,7 +130,7 @@ class Sketches:
 
     def rank_bytes(self, layer: int) -> float:
         tensors, _, _ = self.candidate(layer, 1)
-        return sum(t.n_bytes for t in tensors) * self.pairs.used / self.pairs.n_expert
+        return sum(t.n_bytes for t in tensors) * self.pairs.layers[layer].share
 
     def notes(self, _layers: Sequence[LayerReport]) -> list[str]:
         return []

@@ -81,7 +81,7 @@ def train_predictors(
             learnt = Sketches(work.pairs, work.tensors, rows)
         else:
             device = torch_device or default_device()
-            data = (work.folder, work.pairs, work.format, work.mixture, work.rows, work.held_out)
+            data = (work.folder, work.pairs, work.format, work.rows, work.held_out)
             learnt = Mlps(*data, seed, epochs, device, log)
         report = _solve(work, learnt, target, log)
         work.finish()
@@ -92,10 +92,10 @@ def _solve(work: Work, learnt: Learnt, target: float, log: Callable[[str], None]
     """Chooses rank and recall of every layer, writes the result, and describes it."""
 
     def nll(found: Sequence[search.Choice], windows: Sequence[np.ndarray]) -> float:
-        contents = _contents(found, learnt)
+        contents = _contents(work, learnt, found)
         return work.nll("predictor" if contents[1] else "exact", *contents, windows)
 
-    options = [_options(work, learnt, layer) for layer in range(work.n_layer)]
+    options = [_options(work, learnt, layer) for layer in work.layers]
     exact = [search.exactly(own[0]) for own in options]
     lost = _lost_alone(work, options, exact, nll, log)
     whole = sum(c.exact_bytes for c in exact)
@@ -116,8 +116,8 @@ def _solve(work: Work, learnt: Learnt, target: float, log: Callable[[str], None]
 
     at = search.first_within(loss, len(search.PRICES), target)
     found, found_nll = (exact, reference) if at is None else (priced(at), nlls[at])
-    work.embed(work.out, *_contents(found, learnt))
-    layers = [_report(work, learnt, n, c) for n, c in enumerate(found)]
+    work.embed(work.out, *_contents(work, learnt, found))
+    layers = [_report(learnt, n, c) for n, c in zip(work.layers, found, strict=True)]
     notes = learnt.notes(layers)
     if at is None:
         notes.append(f"no predictors lose at most {target:.2%}: the file keeps exact mode")
@@ -129,14 +129,14 @@ def _solve(work: Work, learnt: Learnt, target: float, log: Callable[[str], None]
 
 def _options(work: Work, learnt: Learnt, layer: int) -> list[search.Choice]:
     """A layer's best at each of search.RECALLS."""
-    start, ranks, costs = learnt.start(layer), learnt.ranks(), _costs(work, learnt, layer)
+    start, ranks, costs = learnt.start(layer), learnt.ranks(layer), _costs(work, learnt, layer)
     curve_of = cache(lambda rank: learnt.candidate(layer, rank)[1])
     return [search.choose(at, start, ranks, costs, curve_of) for at in range(len(search.RECALLS))]
 
 
 def _costs(work: Work, learnt: Learnt, layer: int) -> search.Costs:
     first, *rest = (
-        t.n_bytes * work.used
+        t.n_bytes * work.pairs.layers[layer].share
         for part in ("ffn_gate", "ffn_up", "ffn_down_t")
         for end in ("", "_exps")
         if (t := work.tensors.get(f"blk.{layer}.{part}{end}.weight"))
@@ -157,45 +157,49 @@ def _lost_alone(
     # threshold does not hold for then.
     mode = "off" if work.smooth else "exact"
     reference, lost = work.nll(mode, [], [], windows), []
-    for layer, own in enumerate(options):
+    for i, own in enumerate(options):
         if all(c.n_bytes >= c.without_bytes for c in own):
             lost.append(np.zeros(len(own)))
             continue
         measured = []
         for at in search.PROBES:
-            found = [*exact[:layer], own[at], *exact[layer + 1 :]]
+            found = [*exact[:i], own[at], *exact[i + 1 :]]
             measured.append(judge.loss(nll(found, windows), reference))
             recall = f"{own[at].curve.recall[at]:.1%}"
-            log(f"layer {layer} alone, recall {recall}: perplexity {measured[-1]:+.3%}")
+            log(f"layer {work.layers[i]} alone, recall {recall}: perplexity {measured[-1]:+.3%}")
         lost.append(search.losses(measured))
     return lost
 
 
-def _contents(found: Sequence[search.Choice], learnt: Learnt) -> tuple[list[Any], list[Stored]]:
+def _contents(
+    work: Work, learnt: Learnt, found: Sequence[search.Choice]
+) -> tuple[list[Any], list[Stored]]:
     """Keys and tensors of chosen predictors."""
     tensors: list[Stored] = []
-    figures = {"sparse_threshold": [], "predictor.recall": [], "predictor.precision": []}
-    for layer, choice in enumerate(found):
+    names = ("sparse_threshold", "predictor.recall", "predictor.precision")
+    figures = {name: [0.0] * work.n_layer for name in names}
+    for layer, choice in zip(work.layers, found, strict=True):
         c, at, known = choice.curve, choice.at, bool(choice.rank)
         precision = c.hit[at] / max(c.predicted[at], 1e-30)
         for values, value in zip(
             figures.values(), (c.threshold[at], c.recall[at], precision), strict=True
         ):
-            values.append(float(value) if known else 0.0)
+            values[layer] = float(value) if known else 0.0
         if known:
             tensors += learnt.candidate(layer, choice.rank)[0]
     keys = [array(f"powerinfer.{name}", "FLOAT32", v) for name, v in figures.items()]
     return (keys, tensors) if tensors else ([], [])
 
 
-def _report(work: Work, learnt: Learnt, layer: int, choice: search.Choice) -> LayerReport:
+def _report(learnt: Learnt, layer: int, choice: search.Choice) -> LayerReport:
     c, at = choice.curve, choice.at
     if not choice.rank:
         sizes = choice.n_bytes, choice.exact_bytes
-        return LayerReport(0, 0.0, 1.0, c.fired, 1.0, c.fired, 0, *sizes, 1.0)
+        return LayerReport(layer, 0, 0.0, 1.0, c.fired, 1.0, c.fired, 0, *sizes, 1.0)
     tensors, _, overfit = learnt.candidate(layer, choice.rank)
-    predictor_bytes = round(sum(t.n_bytes for t in tensors) * work.used)
+    predictor_bytes = round(sum(t.n_bytes for t in tensors) * learnt.pairs.layers[layer].share)
     return LayerReport(
+        layer,
         choice.rank,
         float(c.threshold[at]),
         float(c.recall[at]),

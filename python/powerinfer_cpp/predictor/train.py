@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .pairs import Pairs
+from .pairs import LayerPairs
 
 BATCH = 1024
 RATE = 5e-3  # initial learning rate, falls to a twentieth; 2e-3 was worse after four epochs
@@ -48,7 +48,7 @@ class Trained:
     epochs: int
 
 
-def density(pairs: Pairs, layer: int, rows: np.ndarray) -> float:
+def density(pairs: LayerPairs, rows: np.ndarray) -> float:
     """Share of firing neurons in the chosen experts.
 
     All experts of a layer use the same value, so that scores are comparable: their predictors share
@@ -56,14 +56,13 @@ def density(pairs: Pairs, layer: int, rows: np.ndarray) -> float:
     """
     rows, fired, count = rows[:BATCH], 0, 0
     for expert in range(pairs.n_expert):
-        found = pairs.fired(layer, pairs.chose(layer, rows, expert), expert)
+        found = pairs.fired(pairs.chose(rows, expert), expert)
         fired, count = fired + int(found.sum()), count + found.size
     return fired / max(count, 1)
 
 
 def train(
-    pairs: Pairs,
-    layer: int,
+    pairs: LayerPairs,
     expert: int,
     rows: np.ndarray,
     held_out: np.ndarray,
@@ -80,7 +79,7 @@ def train(
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    inputs, n_embd, n_ff = pairs.inputs[layer], pairs.inputs.shape[-1], pairs.n_ff
+    inputs, n_embd, n_ff = pairs.inputs, pairs.width, pairs.n_ff
     sample = inputs[held_out[:BATCH]].astype(np.float32)
     scale = (
         float(np.sqrt(np.mean(sample**2))) or 1.0
@@ -100,7 +99,7 @@ def train(
         """Inputs, firings, and the weight of each neuron in the loss."""
         part = np.sort(part)  # order does not matter within a batch, but reads faster from disk
         x = torch.from_numpy(inputs[part].astype(np.float32) / scale).to(device)
-        y = torch.from_numpy(pairs.fired(layer, part, expert)).to(device, torch.float32)
+        y = torch.from_numpy(pairs.fired(part, expert)).to(device, torch.float32)
         return x, y, y * (1 - silence) + silence
 
     def step(part: np.ndarray) -> None:
@@ -156,8 +155,7 @@ class Curve:
 
 
 def curve(
-    pairs: Pairs,
-    layer: int,
+    pairs: LayerPairs,
     rows: np.ndarray,
     scores: Callable[[int, np.ndarray], np.ndarray],
     recalls: Sequence[float],
@@ -170,10 +168,10 @@ def curve(
     rows = rows[:: -(-len(rows) // JUDGED_ROWS)]
     found, fired = [], []
     for expert in range(pairs.n_expert):
-        own = pairs.chose(layer, rows, expert)
-        x = pairs.inputs[layer, own].astype(np.float32)
+        own = pairs.chose(rows, expert)
+        x = pairs.inputs[own].astype(np.float32)
         found.append(scores(expert, x).reshape(-1))
-        fired.append(pairs.fired(layer, own, expert).reshape(-1))
+        fired.append(pairs.fired(own, expert).reshape(-1))
     return curve_of(np.concatenate(found), np.concatenate(fired), recalls)
 
 

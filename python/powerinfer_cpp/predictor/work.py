@@ -35,8 +35,8 @@ class Work:
     """A model, what predictors of it learn from, and where that is kept.
 
     pairs: recorded by `begin`. rows: those to learn from; held_out: those by which training stops
-    and thresholds are set. judged: windows of the text that decide about sizes. used: share of a
-    layer's experts that a token passes.
+    and thresholds are set. judged: windows of the text that decide about sizes. layers: those that
+    have neurons.
     """
 
     def __init__(
@@ -113,8 +113,7 @@ class Work:
     ) -> None:
         model = self._model([], [])
         check(model)
-        self.mixture, self.smooth = bool(model.n_expert), model.activation in SMOOTH
-        self.n_layer = model.n_layer
+        self.smooth, self.n_layer = model.activation in SMOOTH, model.n_layer
         size = min(n_ctx or 512, model.n_ctx_train)
         try:
             pieces = windows(model, data, separator, size)
@@ -137,7 +136,7 @@ class Work:
         self.rows, self.held_out = np.flatnonzero(~held_out), np.flatnonzero(held_out)
         self.pairs = Pairs(self.folder, model, len(of_window))
         self.pairs.record(model, learnt, **self.fields)
-        self.used = self.pairs.used / self.pairs.n_expert
+        self.layers = list(self.pairs.layers)
         model.close()
 
     def finish(self) -> None:

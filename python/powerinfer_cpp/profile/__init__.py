@@ -1,6 +1,7 @@
 """Counts how often each neuron fires on a text: `profile(model, out, text)`."""
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,19 +28,19 @@ def count(
     model: Model, counter: Counter, pieces: Sequence[np.ndarray], state: State | None, corpus: str
 ) -> Statistics:
     """Statistics of windows of tokens, continuing from a saved state. Ctrl-C saves the state."""
-    shape = (model.n_layer, max(1, model.n_expert), model.n_ff)
-    done, before = 0, np.zeros(shape, np.uint64)
+    done, before = 0, np.zeros(sum(math.prod(size.shape) for size in model.sizes), np.uint64)
     found = state.load() if state else None
     if found is not None:
         done, before = int(found["done"]), found["counts"]
-    counts = before
+    counts = before  # of all layers, one after the other
     tokens = sum(map(len, pieces))
     with Progress("profiling", tokens, "tokens") as progress:
         progress.update(sum(map(len, pieces[:done])))
         try:
             for piece in pieces[done:]:
                 counter.add(piece)
-                done, counts = done + 1, before + counter.counts()
+                own = [of_layer.reshape(-1) for of_layer in counter.counts()]
+                done, counts = done + 1, before + np.concatenate(own)
                 if state:
                     state.save({"done": done, "counts": counts})
                 progress.update(len(piece))
@@ -47,7 +48,12 @@ def count(
             if state:
                 state.save({"done": done, "counts": counts}, at_once=True)
             raise
-    return Statistics(counts, tokens, corpus)
+    layers, first = [], 0
+    for size in model.sizes:
+        n = math.prod(size.shape)
+        layers.append(counts[first : first + n].reshape(size.shape))
+        first += n
+    return Statistics(layers, tokens, corpus)
 
 
 def profile(
@@ -107,11 +113,12 @@ def profile(
             finally:
                 dropping.close()
     gguf = model.gguf
-    shape = (model.n_layer, max(1, model.n_expert), model.n_ff)
-    given = activation_files.read(Path(imported), shape, imported_tokens) if imported else None
+    given = None
+    if imported:
+        given = activation_files.read(Path(imported), model.sizes, imported_tokens)
     parts = [(str(imported), given)] if given else []
     parts += [(str(path), _others(model, path)) for path in merge]
-    empty = Statistics(np.zeros(shape, np.uint64), 0, "")
+    empty = Statistics([np.zeros(size.shape, np.uint64) for size in model.sizes], 0, "")
     merged([(model.path, empty), *parts])  # refused before hours of work
     state = None
     if text is not None:
@@ -141,7 +148,7 @@ def profile(
     if export is not None:
         activation_files.write(Path(export), total, inputs)
     if out is not None:
-        embed_statistics(gguf, out, total, bool(model.n_expert))
+        embed_statistics(gguf, out, total, model.sizes)
     if state is not None:
         state.remove()
     return total

@@ -21,8 +21,9 @@ class Counter(Protocol):
     def add(self, window: np.ndarray) -> None:
         """Computes a window of tokens, int32 [n]."""
 
-    def counts(self) -> np.ndarray:
-        """uint64 [n_layer, experts, n_ff]: number of tokens so far on which each neuron fired."""
+    def counts(self) -> list[np.ndarray]:
+        """Of each layer uint64 [experts, n_ff]: number of tokens so far on which each neuron
+        fired."""
 
 
 def check_sparse(model: Model) -> None:
@@ -58,13 +59,14 @@ class EngineCounter:
 
     def __init__(self, model: Model, n_ctx: int, **fields: Any):
         self._session = recording(model, n_ctx, "exact", lib.PI_RECORD_COUNTS, fields)
+        self._layers = range(model.n_layer)
 
     def add(self, window: np.ndarray) -> None:
         self._session.truncate(0)
         self._session.eval(window)
 
-    def counts(self) -> np.ndarray:
-        return self._session.firing_counts()
+    def counts(self) -> list[np.ndarray]:
+        return [self._session.layer_firing_counts(i) for i in self._layers]
 
 
 class TransformersCounter:
@@ -89,17 +91,18 @@ class TransformersCounter:
         self._torch = torch
         self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
         found = [m for name, m in self._model.named_modules() if name.split(".")[-1] in _DOWN]
-        if len(found) != model.n_layer or model.n_expert:
+        sizes = model.sizes
+        if len(found) != model.n_layer or model.has_experts:
             raise ValueError(
                 f"{checkpoint}: {len(found)} down projections found for {model.n_layer} layers; "
                 "the backend transformers knows models with one feed-forward block per layer"
             )
-        self._counts = np.zeros((model.n_layer, 1, model.n_ff), np.uint64)
+        self._counts = [np.zeros(size.shape, np.uint64) for size in sizes]
         for layer, module in enumerate(found):
-            if module.weight.shape[1] != model.n_ff:
+            if module.weight.shape[1] != sizes[layer].n_ff:
                 raise ValueError(
                     f"{checkpoint}: {module.weight.shape[1]} neurons in layer {layer}; the GGUF "
-                    f"has {model.n_ff}"
+                    f"has {sizes[layer].n_ff}"
                 )
             module.register_forward_pre_hook(self._hook(layer))
 
@@ -107,12 +110,13 @@ class TransformersCounter:
         with self._torch.no_grad():
             self._model(self._torch.from_numpy(window.astype(np.int64))[None])
 
-    def counts(self) -> np.ndarray:
+    def counts(self) -> list[np.ndarray]:
         return self._counts
 
     def _hook(self, layer: int) -> Any:
         def note(_module: Any, inputs: tuple[Any, ...]) -> None:
-            fired = (inputs[0] != 0).reshape(-1, self._counts.shape[-1])
-            self._counts[layer, 0] += fired.sum(0).numpy().astype(np.uint64)
+            counts = self._counts[layer][0]
+            fired = (inputs[0] != 0).reshape(-1, len(counts))
+            counts += fired.sum(0).numpy().astype(np.uint64)
 
         return note

@@ -66,6 +66,9 @@ def with_thresholds(
     inputs, chosen = _recorded(model, target.parent, pieces, fields)
     found = []
     for layer, x in enumerate(inputs):
+        if not model.sizes[layer].n_ff:
+            found.append(0.0)
+            continue
         sizes = [
             activated(model.activation, gate(x if mask is None else x[mask]))
             for gate, mask in zip(_gates(tensors, layer), chosen[layer], strict=True)
@@ -78,11 +81,12 @@ def with_thresholds(
 
 def _recorded(
     model: Model, folder: Path, pieces: Sequence[np.ndarray], fields: dict[str, Any]
-) -> tuple[np.ndarray, list[list[np.ndarray | None]]]:
-    """Inputs of the blocks, float32 [n_layer, rows, n_embd], and per layer and expert the rows that
+) -> tuple[list[np.ndarray], list[list[np.ndarray | None]]]:
+    """Inputs of each layer's blocks, float32 [rows, n_embd], and per layer and expert the rows that
     chose it; None for all."""
     windows = pieces[:: -(-len(pieces) // _WINDOWS)]
-    inputs, chosen = [], []
+    layers = range(model.n_layer)
+    inputs, chosen = [[] for _ in layers], [[] for _ in layers]
     path = folder / "normed.gguf"
     # A block's gate has the normed input, whatever the input of the file's predictors is.
     embed(model.gguf, path, [string(_INPUT, "normed")], [], removed=_predictors)
@@ -92,16 +96,15 @@ def _recorded(
         session.truncate(0)
         session.eval(window)
         rows = slice(None, None, -(-len(window) // _ROWS))
-        inputs.append(session.ffn_inputs()[:, rows])
-        if model.n_expert:
-            chosen.append(session.activations()[:, rows].any(axis=-1))
+        for i in layers:
+            inputs[i].append(session.layer_ffn_inputs(i)[rows])
+            if model.sizes[i].n_expert:
+                chosen[i].append(session.layer_activations(i)[rows].any(axis=-1))
     session.close()
     normed.close()
     path.unlink()
-    if not model.n_expert:
-        return np.concatenate(inputs, axis=1), [[None]] * model.n_layer
-    by_layer = np.concatenate(chosen, axis=1).transpose(0, 2, 1)
-    return np.concatenate(inputs, axis=1), [list(masks) for masks in by_layer]
+    masks = [list(np.concatenate(own).T) if own else [None] for own in chosen]
+    return [np.concatenate(own) for own in inputs], masks
 
 
 def _predictors(name: str) -> bool:

@@ -103,9 +103,12 @@ def profile(
     counted = _mapped(dataset, _Counter, given, actors, threads)
     total: Statistics | None = None
     for row in counted.iter_rows():
-        shape = tuple(int(n) for n in row["shape"])
-        counts = np.frombuffer(row["counts"], np.uint64).reshape(shape)
-        part = Statistics(counts, int(row["tokens"]), corpus)
+        layers, counts, first = [], np.frombuffer(row["counts"], np.uint64), 0
+        for shape in np.reshape(row["shapes"], (-1, 2)):
+            n = int(np.prod(shape))
+            layers.append(counts[first : first + n].reshape(shape))
+            first += n
+        part = Statistics(layers, int(row["tokens"]), corpus)
         total = part if total is None else total + part
     if total is None or total.tokens == 0:
         raise ValueError("the dataset has no text")
@@ -208,7 +211,7 @@ class _Counter:
                 n += len(window)
         counts = counter.counts()
         return {
-            "counts": np.array([counts.tobytes()], dtype=object),
-            "shape": np.array([counts.shape]),
+            "counts": np.array([b"".join(c.tobytes() for c in counts)], dtype=object),
+            "shapes": np.array([[n for c in counts for n in c.shape]]),
             "tokens": np.array([n]),
         }

@@ -128,7 +128,7 @@ class Collector:
 def _counts(model: ServedModel, at: Snapshot) -> list[tuple[str, str, float]]:
     """Counters: name, description and value."""
     done, work = at.done, at.work
-    computed, possible = work.computed_of_all(model.model.layer_n_ff)
+    computed, possible = work.computed_of_all()
     found = [
         ("llamacpp:prompt_tokens", "Prompt tokens that were computed.", done.n_prompt),
         ("llamacpp:prompt_seconds", "Seconds for prompts.", done.prompt_s),
@@ -176,7 +176,7 @@ def _stored_counts(model: ServedModel, work: Work) -> list[tuple[str, str, float
 def _states(model: ServedModel, at: Snapshot) -> list[tuple[str, str, float]]:
     """Gauges: name, description and value."""
     done, work = at.done, at.work
-    computed, possible = work.computed_of_all(model.model.layer_n_ff)
+    computed, possible = work.computed_of_all()
     needed = work.sum("first_needed") + work.sum("rest_needed")
     missed = work.sum("first_missed") + work.sum("rest_missed")
 

@@ -76,7 +76,7 @@ void Weights::experts(int64_t i, bool gated) {
     const ggml::Routing& how = m.layers[size_t(i)].find<Router>()->how;
     FeedForward& of = last_feed_forward(i);
     of.n_used = how.n_used;
-    const int64_t n_ff = of.n_ff, width = of.width ? of.width : n_embd;
+    const int64_t n_ff = of.n_ff, width = of.columns(n_embd);
     std::string down = blk(i, "ffn_down_exps.weight");
     bool by_rows = has_bundles(i, "_exps");
     if (has(blk(i, "ffn_down_t_exps.weight"))) {
@@ -105,22 +105,16 @@ void Weights::experts(int64_t i, bool gated) {
     of.blocks.resize(size_t(there ? how.n_expert : 1));
     const std::vector<int64_t> by_neuron{width, n_ff, how.n_expert},
         by_both{width, 2 * n_ff, how.n_expert}, by_output{n_ff, width, how.n_expert};
-    if (of.width && by_rows) {
-        throw ggml::Error(ggml::Code::unsupported,
-                          m.file.gguf.path() +
-                              ": neuron rows (ffn_down_t_exps) of experts that "
-                              "read a part of a row (moe_latent_size)");
-    }
     const auto bias = [&](const char* name, int64_t n, int64_t e, const float** to) {
         if (has(blk(i, name))) rows(Part::ffn, blk(i, name), {n, how.n_expert}, e, 1, Vector{to});
     };
     for (int64_t e = 0; e < of.n_blocks(); e++) {
         Ffn& f = of.blocks[size_t(e)];
         if (by_rows) {
-            neurons({i, of, how.n_expert, e}, gated, down, f);
+            neurons({i, of, how.n_expert, e, "_exps"}, gated, down, f);
             bias("ffn_gate_exps.bias", n_ff, e, &f.neurons.gate_bias);
             bias("ffn_up_exps.bias", n_ff, e, &f.neurons.up_bias);
-            bias("ffn_down_t_exps.bias", n_embd, e, &f.neurons.down_bias);
+            bias("ffn_down_t_exps.bias", width, e, &f.neurons.down_bias);
             continue;
         }
         const size_t first = specs_.size();
@@ -152,7 +146,13 @@ void Weights::experts(int64_t i, bool gated) {
 
 void Weights::shared_expert(int64_t i, bool gated) {
     FeedForward& part = last_feed_forward(i);
-    matrices(i, "_shexp", gated, part);
+    const std::string down = blk(i, "ffn_down_t_shexp.weight");
+    if (has(down) || has_bundles(i, "_shexp")) {
+        part.blocks.resize(1);
+        neurons({i, part, 0, 0, "_shexp"}, gated, down, part.blocks[0]);
+    } else {
+        matrices(i, "_shexp", gated, part);
+    }
     const std::string share = blk(i, "ffn_gate_inp_shexp.weight");
     const ggml::TensorInfo* there = m.file.gguf.find_tensor(share);
     if (!there) return;

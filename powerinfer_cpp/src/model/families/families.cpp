@@ -376,11 +376,14 @@ bool rotates(const Model& model, int64_t i, bool missing) {
     return flags ? flags->integer(uint64_t(i)) != 0 : missing;
 }
 
-// Either all layers have statistics or none: placements and plans need them for the whole model.
-static void check_statistics(const ggml::Gguf& gguf, int64_t n_layer) {
+// Either all layers with neurons have statistics or none: placements and plans need them for the
+// whole model.
+static void check_statistics(const Model& model) {
+    const ggml::Gguf& gguf = model.file.gguf;
     const auto name = [](int64_t i) { return format("blk.%lld.ffn_rate", (long long)i); };
     int64_t n = 0, missing = -1;
-    for (int64_t i = 0; i < n_layer; i++) {
+    for (int64_t i = 0; i < model.config.n_layer; i++) {
+        if (!model.ffn_of(i)) continue;
         const bool found = gguf.find_tensor(name(i)) || gguf.find_tensor(name(i) + "_exps");
         n += found;
         if (!found && missing < 0) missing = i;
@@ -436,7 +439,7 @@ std::vector<WeightSpec> weight_specs(Model& model, const Family& family) {
                    "powerinfer.ffn.threshold needs neuron rows (ffn_down_t); convert the model");
         }
     }
-    check_statistics(gguf, n_layer);
+    check_statistics(model);
     return specs;
 }
 

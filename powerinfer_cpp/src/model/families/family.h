@@ -199,8 +199,8 @@ class Weights {
     void router(int64_t i);
     // ffn_{gate,up,down}_exps of layer i, in the same way as ffn().
     void experts(int64_t i, bool gated = true);
-    // ffn_{gate,up,down}_shexp of layer i and, if the file has it, ffn_gate_inp_shexp: the matrices
-    // of the last part.
+    // ffn_{gate,up,down}_shexp of layer i, in the same way, and ffn_gate_inp_shexp if the file has
+    // it.
     void shared_expert(int64_t i, bool gated);
 
     Model& m;
@@ -222,7 +222,7 @@ class Weights {
         const FeedForward& part;
         int64_t n_expert;  // of the tensors, which have one more dimension then; 0: of one block
         int64_t expert;
-        const char* suffix() const { return n_expert ? "_exps" : ""; }
+        const char* suffix;
     };
     // Bundles from the file, or ffn_gate (if gated), ffn_up and `down`, which the loader packs into
     // bundles.
@@ -242,7 +242,7 @@ class Weights {
     // Does the file have bundles of layer i, in either version?
     bool has_bundles(int64_t i, const char* suffix) const;
     // The format of a part in a bundled file, from powerinfer.bundle.{gate,up,down}_type.
-    ggml::DType bundled_type(int64_t i, const char* part) const;
+    ggml::DType bundled_type(const Rows& of, const char* part) const;
     // fc1 and fc2 or a sketch, and rates, if the file has them.
     void predictor(const Rows& of, Ffn& ffn);
     // [cols, rows], or for an expert [cols, rows, experts]: the shape of a tensor of neurons.
@@ -262,5 +262,13 @@ void number_parts(Model& model);
 
 // "blk.3." + suffix
 std::string blk(int64_t layer, const char* suffix);
+
+// At the end of names of what belongs to experts that a router chooses, and to one beside them that
+// every row computes.
+constexpr char kExpertSuffix[] = "_exps", kSharedSuffix[] = "_shexp";
+
+// The key of the formats of "gate", "up" or "down" in bundles: one name for each layer. That of an
+// expert that every row computes has its own, since its layer has others.
+std::string bundled_type_key(const char* part, const char* suffix);
 
 }  // namespace powerinfer

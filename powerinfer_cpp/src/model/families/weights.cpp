@@ -23,6 +23,11 @@ std::string blk(int64_t layer, const char* suffix) {
     return "blk." + std::to_string(layer) + "." + suffix;
 }
 
+std::string bundled_type_key(const char* part, const char* suffix) {
+    const std::string end = suffix == std::string(kSharedSuffix) ? suffix : "";
+    return std::string("powerinfer.bundle.") + part + "_type" + end;
+}
+
 void learn_positions(const ggml::Gguf& gguf, Config& c, int64_t offset) {
     c.ropes.clear();
     c.position_offset = offset;
@@ -204,19 +209,19 @@ void Weights::neuron_rows(const Rows& of, bool gated, const std::string& down, F
     const Config& c = m.config;
     m.config.neuron_aware = true;
     f.neurons.n = of.part.n_ff;
-    f.neurons.cols = c.n_embd;
+    f.neurons.cols = of.part.columns(c.n_embd);
     f.neurons.act = c.activation;
-    if (const std::string name = blk(of.layer, kBundle) + of.suffix(); has(name)) {
+    if (const std::string name = blk(of.layer, kBundle) + of.suffix; has(name)) {
         stored(of, name, gated, f);
         predictor(of, f);
         return;
     }
-    const bool bundled = has(blk(of.layer, kUpDownRows) + of.suffix());
+    const bool bundled = has(blk(of.layer, kUpDownRows) + of.suffix);
     const auto tensor = [&](const char* name) {
-        return blk(of.layer, name) + of.suffix() + ".weight";
+        return blk(of.layer, name) + of.suffix + ".weight";
     };
     const auto bundle_of = [&](const char* name) {
-        return bundled ? blk(of.layer, name) + of.suffix() : "";
+        return bundled ? blk(of.layer, name) + of.suffix : "";
     };
     if (gated) {
         bundle(of, bundle_of(kGateRows), {{"gate", tensor("ffn_gate"), &f.neurons.gate}}, f.gates);
@@ -228,24 +233,24 @@ void Weights::neuron_rows(const Rows& of, bool gated, const std::string& down, F
 
 void Weights::bundle(const Rows& of, const std::string& bundled, const std::vector<Stored>& parts,
                      Bundle& to) {
-    const int64_t n_ff = of.part.n_ff, n_embd = m.config.n_embd;
+    const int64_t n_ff = of.part.n_ff, cols = of.part.columns(m.config.n_embd);
     for (const Stored& p : parts) to.rows.push_back(p.rows);
     if (!bundled.empty()) {
         m.file.gguf.integer("powerinfer.bundle.version", kMemoryVersion, kMemoryVersion);
-        for (const Stored& p : parts) to.layout.parts.push_back(bundled_type(of.layer, p.name));
-        to.layout.cols = n_embd;
+        for (const Stored& p : parts) to.layout.parts.push_back(bundled_type(of, p.name));
+        to.layout.cols = cols;
         rows(Part::ffn, bundled, shaped(of, to.layout.stride(), n_ff), of.expert * n_ff, n_ff,
              WholeBundle{&to});
         return;
     }
     for (size_t k = 0; k < parts.size(); k++) {
-        rows(Part::ffn, parts[k].tensor, shaped(of, n_embd, n_ff), of.expert * n_ff, n_ff,
+        rows(Part::ffn, parts[k].tensor, shaped(of, cols, n_ff), of.expert * n_ff, n_ff,
              NeuronPart{&to, k});
     }
 }
 
 void Weights::stored(const Rows& of, const std::string& bundled, bool gated, Ffn& f) {
-    const int64_t n_ff = of.part.n_ff, n_embd = m.config.n_embd;
+    const int64_t n_ff = of.part.n_ff, cols = of.part.columns(m.config.n_embd);
     const ggml::Gguf& gguf = m.file.gguf;
     gguf.integer("powerinfer.bundle.version", kStoreVersion, kStoreVersion);
     const int64_t align = gguf.integer("powerinfer.bundle.align", 0, INT32_MAX);
@@ -257,15 +262,15 @@ void Weights::stored(const Rows& of, const std::string& bundled, bool gated, Ffn
     }
     const auto part = [&](const char* name, ggml::NeuronRows* rows, Bundle& to) {
         to.rows.push_back(rows);
-        to.layout.parts.push_back(bundled_type(of.layer, name));
-        to.layout.cols = n_embd;
+        to.layout.parts.push_back(bundled_type(of, name));
+        to.layout.cols = cols;
     };
     if (gated) part("gate", &f.neurons.gate, f.gates);
     part("up", &f.neurons.up, f.bundle);
     part("down", &f.neurons.down, f.bundle);
     std::vector<ggml::DType> types = f.gates.layout.parts;
     types.insert(types.end(), f.bundle.layout.parts.begin(), f.bundle.layout.parts.end());
-    f.stored.layout = StoreLayout::of(types, n_embd, align);
+    f.stored.layout = StoreLayout::of(types, cols, align);
     rows(Part::ffn, bundled, shaped(of, f.stored.layout.stride, n_ff), of.expert * n_ff, n_ff,
          StoredBundle{gated ? &f.gates : nullptr, &f.bundle, &f.stored});
 }
@@ -274,9 +279,9 @@ bool Weights::has_bundles(int64_t i, const char* suffix) const {
     return has(blk(i, kUpDownRows) + suffix) || has(blk(i, kBundle) + suffix);
 }
 
-ggml::DType Weights::bundled_type(int64_t i, const char* part) const {
+ggml::DType Weights::bundled_type(const Rows& of, const char* part) const {
     const ggml::Gguf& gguf = m.file.gguf;
-    const std::string key = std::string("powerinfer.bundle.") + part + "_type";
+    const std::string key = bundled_type_key(part, of.suffix);
     const auto refuse = [&](const std::string& why) {
         throw ggml::Error(ggml::Code::format, gguf.path() + ": key \"" + key + "\" " + why);
     };
@@ -284,10 +289,10 @@ ggml::DType Weights::bundled_type(int64_t i, const char* part) const {
     if (!v) refuse("is missing");
     if (!v->is_string() || (v->is_array() && int64_t(v->count()) != m.config.n_layer))
         refuse("is neither one format nor an array with one per layer");
-    const std::string name(v->string(v->is_array() ? uint64_t(i) : 0).substr(0, 20));
+    const std::string name(v->string(v->is_array() ? uint64_t(of.layer) : 0).substr(0, 20));
     const ggml::DTypeInfo* t = ggml::find_dtype(std::string_view(name));
     if (!t || !t->is_float()) refuse("names format \"" + name + "\", which is not known");
-    if (m.config.n_embd % t->block) {
+    if (of.part.columns(m.config.n_embd) % t->block) {
         refuse(std::string("names format ") + t->name + ", whose blocks do not divide a row");
     }
     return t->type;
@@ -296,8 +301,9 @@ ggml::DType Weights::bundled_type(int64_t i, const char* part) const {
 void Weights::predictor(const Rows& of, Ffn& f) {
     Config& c = m.config;
     const int64_t n_ff = of.part.n_ff, row0 = of.expert * n_ff;
+    const int64_t cols = c.predict_from_normed ? of.part.columns(c.n_embd) : c.n_embd;
     const auto name = [&](const char* part, const char* end) {
-        return blk(of.layer, part) + of.suffix() + end;
+        return blk(of.layer, part) + of.suffix + end;
     };
     // A file with half a predictor is damaged, and so is PowerInfer's file without one. In our
     // files a layer may have none.
@@ -306,8 +312,7 @@ void Weights::predictor(const Rows& of, Ffn& f) {
     if (c.sketches) {
         if (has(signs) || has(offset)) {
             c.has_predictors = true;
-            rows(Part::predictor, signs, shaped(of, c.n_embd / 8, n_ff), row0, n_ff,
-                 Signs{&f.signs});
+            rows(Part::predictor, signs, shaped(of, cols / 8, n_ff), row0, n_ff, Signs{&f.signs});
             optional(Part::predictor, offset, n_ff, &f.sketch_offset);
         }
     } else if (has(fc1) || has(fc2) || m.file.gguf.pwri_magic()) {
@@ -321,8 +326,7 @@ void Weights::predictor(const Rows& of, Ffn& f) {
                                            (long long)kHighestRank));
         }
         c.predictor_rank = std::max(c.predictor_rank, rank);
-        rows(Part::predictor, fc1, shaped(of, c.n_embd, rank), of.expert * rank, rank,
-             Product{&f.fc1});
+        rows(Part::predictor, fc1, shaped(of, cols, rank), of.expert * rank, rank, Product{&f.fc1});
         rows(Part::predictor, fc2, shaped(of, rank, n_ff), row0, n_ff, Product{&f.fc2});
     }
     const std::string rate = name("ffn_rate", "");
@@ -350,7 +354,7 @@ void Weights::ffn(int64_t i, bool gated) {
     }
     of.blocks.resize(1);
     Ffn& f = of.blocks[0];
-    neurons({i, of, 0, 0}, gated, down, f);
+    neurons({i, of, 0, 0, ""}, gated, down, f);
     optional(Part::ffn, blk(i, "ffn_gate.bias"), n_ff, &f.neurons.gate_bias);
     optional(Part::ffn, blk(i, "ffn_up.bias"), n_ff, &f.neurons.up_bias);
     // With a norm between, a bias would have to be added behind it.

@@ -4,8 +4,9 @@ in the place of attention in most layers."""
 from collections.abc import Iterator
 
 from ...core.errors import ModelFormatError
+from ..activations import RELUS
 from ..config import Config
-from ..tensors import Output, Weights, from_weight
+from ..tensors import Output, Weights, from_weight, transposed
 from ..writer import Entry, array, boolean, float32, replaced
 from .family import Family
 from .llama import Llama
@@ -46,11 +47,15 @@ class GraniteMoe(Mixture, Granite):
         super().__init__(config)
         self.n_ff_shared = config.integer("shared_intermediate_size", default=0, least=0)
 
-    def shared_expert(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
+    def shared_expert(
+        self, weights: Weights, theirs: str, block: str, turn: bool
+    ) -> Iterator[Output]:
         n = self.n_ff_shared
         yield from gate_and_up(weights, theirs, f"{block}.ffn_{{part}}_shexp", n, self.n_embd)
         down = weights.take(f"{theirs}.output_linear.weight", self.n_embd, n)
-        yield from_weight(f"{block}.ffn_down_shexp.weight", down)
+        turn = turn and self.activation in RELUS
+        name = f"{block}.ffn_down{'_t' if turn else ''}_shexp.weight"
+        yield (transposed if turn else from_weight)(name, down)
 
 
 def gate_and_up(

@@ -182,8 +182,6 @@ class NemotronHMoe(GroupedMixture, NemotronH):
     def ffn(
         self, weights: Weights, theirs: str, block: str, transpose_down: bool
     ) -> Iterator[Output]:
-        if self.latent and transpose_down:
-            raise self.refuse("neuron rows of experts with moe_latent_size")
         yield from super().ffn(weights, theirs, block, transpose_down)
         i = int(block.removeprefix("blk."))
         if self.latent and (i == self.n_layer or self.mixers[i] == "moe"):

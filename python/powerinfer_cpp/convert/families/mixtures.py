@@ -4,9 +4,10 @@ that every token computes."""
 from collections.abc import Iterator
 
 from ...core.errors import ModelFormatError
+from ..activations import RELUS
 from ..config import Config
 from ..rope import Rope
-from ..tensors import Output, Weights, from_weight
+from ..tensors import Output, Weights, from_weight, transposed
 from ..weight import Weight
 from ..writer import Entry, boolean, float32, uint32
 from .family import read_window
@@ -110,7 +111,7 @@ class Mixture(Llama):
             bias = self.take_choice_bias(weights, f"{moe}.{self.choice_bias}")
             yield from_weight(f"{block}.exp_probs_b.bias", bias)
         if self.n_ff_shared:
-            yield from self.shared_expert(weights, f"{theirs}.{self.shared}", block)
+            yield from self.shared_expert(weights, f"{theirs}.{self.shared}", block, transpose_down)
 
     def fused_experts(self, weights: Weights, moe: str, block: str, turn: bool) -> Iterator[Output]:
         """Experts of checkpoints that have those of a layer in one tensor, gates before ups."""
@@ -125,12 +126,19 @@ class Mixture(Llama):
     def take_choice_bias(self, weights: Weights, theirs: str) -> Weight:
         return weights.take(theirs, self.n_expert)
 
-    def shared_expert(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
+    def shared_expert(
+        self, weights: Weights, theirs: str, block: str, turn: bool
+    ) -> Iterator[Output]:
+        """Its matrices. turn: down by neurons, if some are zero."""
         for part in ("gate", "up", "down") if self.gated else ("up", "down"):
             shape = (self.n_ff_shared, self.n_embd)
             shape = shape[::-1] if part == "down" else shape
             name, ours = f"{theirs}.{part}_proj", f"{block}.ffn_{part}_shexp"
-            yield from self.linear(weights, name, ours, shape, self.mlp_bias)
+            if part == "down" and turn and self.activation in RELUS and not self.mlp_bias:
+                weight = weights.take(f"{name}.weight", *shape)
+                yield transposed(f"{block}.ffn_down_t_shexp.weight", weight)
+            else:
+                yield from self.linear(weights, name, ours, shape, self.mlp_bias)
 
 
 class QwenMoe(Mixture):
@@ -158,8 +166,10 @@ class GatedSharedExpert:
 
     n_embd: int
 
-    def shared_expert(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
-        yield from super().shared_expert(weights, theirs, block)  # type: ignore[misc]
+    def shared_expert(
+        self, weights: Weights, theirs: str, block: str, turn: bool
+    ) -> Iterator[Output]:
+        yield from super().shared_expert(weights, theirs, block, turn)  # type: ignore[misc]
         weight = weights.take(f"{theirs}_gate.weight", 1, self.n_embd)
         yield from_weight(f"{block}.ffn_gate_inp_shexp.weight", weight.of(0))
 

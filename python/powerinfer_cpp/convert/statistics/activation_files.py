@@ -4,23 +4,26 @@ of firings of each neuron. The number of tokens is not stored."""
 import pickle
 import re
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ...core.errors import ModelFormatError
+from ...core.model import LayerSizes
 from ..stored import Stored
 from ..torch_zip import read_torch_tensor
 from ..weight import widen
 from ..writer import Entry, replacing
 from . import Statistics, entries, tensors
 
+_UP = re.compile(r"blk\.(\d+)\.ffn_up(_exps)?\.weight")
 _NAME = re.compile(r"activation_(\d+)\.pt")
 
 
-def read(folder: Path, shape: tuple[int, int, int], tokens: int | None = None) -> Statistics:
-    """The statistics of a folder, for a model of shape [n_layer, experts, n_ff].
+def read(folder: Path, sizes: Sequence[LayerSizes], tokens: int | None = None) -> Statistics:
+    """The statistics of a folder, for a model with layers of these sizes. Those without neurons
+    have no file.
 
     tokens: number of profiled tokens; None: the largest count, which is a lower bound. Raises
     FileNotFoundError, ModelFormatError for files that are damaged or of another model, ValueError
@@ -32,25 +35,34 @@ def read(folder: Path, shape: tuple[int, int, int], tokens: int | None = None) -
     files = {int(match[1]): path for match, path in matches if match}
     if not files:
         raise FileNotFoundError(f"{folder}: no statistics (activation_0.pt, activation_1.pt, ...)")
-    n_layer, *size = shape
-    if sorted(files) != list(range(n_layer)):
+    wanted = [layer for layer, size in enumerate(sizes) if size.n_ff]
+    if sorted(files) != wanted:
         raise ModelFormatError(
-            f"{folder}: statistics of layers {_ranges(sorted(files))}; the model has {n_layer}"
+            f"{folder}: statistics of layers {_ranges(sorted(files))}; the model has {len(wanted)}"
         )
-    counts = np.stack([_layer(files[layer], tuple(size)) for layer in range(n_layer)])
-    most = int(counts.max())
+    layers = [
+        _layer(files[layer], size.shape) if size.n_ff else np.zeros(size.shape, np.uint64)
+        for layer, size in enumerate(sizes)
+    ]
+    most = max(int(counts.max()) for counts in layers if counts.size)
     if tokens is not None and tokens < most:
         raise ValueError(f"{folder}: a neuron fired {most} times, more than on {tokens} tokens")
-    return Statistics(counts, max(1, most if tokens is None else tokens), folder.name)
+    return Statistics(layers, max(1, most if tokens is None else tokens), folder.name)
 
 
 def as_gguf(
-    folder: Path, n_layer: int, n_expert: int, n_ff: int
+    folder: Path, model: Sequence[Stored], n_layer: int
 ) -> tuple[list[Stored], list[Entry]]:
-    """A folder's statistics as tensors and keys of a GGUF. n_expert: 0 for one block. Raises the
-    errors of `read`."""
-    found = read(folder, (n_layer, max(1, n_expert), n_ff))
-    return tensors(found, bool(n_expert)), entries(found)
+    """A folder's statistics as tensors and keys of a GGUF. model: the tensors of a neuron-aware
+    one. Raises the errors of `read`."""
+    sizes = [LayerSizes(0, 0)] * n_layer
+    for tensor in model:
+        match = _UP.fullmatch(tensor.name)
+        if match and int(match[1]) < n_layer:
+            experts = tensor.shape[0] if match[2] else 0
+            sizes[int(match[1])] = LayerSizes(tensor.shape[-2], experts)
+    found = read(folder, sizes)
+    return tensors(found, sizes), entries(found)
 
 
 def write(folder: Path, statistics: Statistics, inputs: Iterable[str | Path] = ()) -> None:
@@ -59,8 +71,10 @@ def write(folder: Path, statistics: Statistics, inputs: Iterable[str | Path] = (
     inputs: files that must not be replaced. Raises ValueError if one would be.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for layer, counts in enumerate(statistics.counts.astype("<i8")):
-        values = counts if len(counts) > 1 else counts[0]
+    for layer, counts in enumerate(statistics.layers):
+        if not counts.size:
+            continue
+        values = (counts if len(counts) > 1 else counts[0]).astype("<i8")
         path = folder / f"activation_{layer}.pt"
         with replacing(path, values.nbytes, inputs) as part:
             _save(part, path.stem, values)
