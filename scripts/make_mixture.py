@@ -6,12 +6,18 @@
     scripts/make_mixture.py small.gguf --embd 512 --layers 4 --ff 1408 --heads 8 --kv 8 --rank 256
 
     scripts/make_mixture.py q.gguf --plain qwen3-30b --router qwen3   # an ordinary GGUF: 17 GB
+    scripts/make_mixture.py n.gguf --plain nemotron-3-nano --down Q8_0 --rows --experts 64
 
-For speed and memory, not for text. With --plain the file is an ordinary one with SwiGLU experts
-(mixtures/plain.py), whose router follows a stated law (mixtures/routers.py); the other options of
-shape and density are not for it. Without it the file is a bundled one, with a predictor for each
-expert, from which a model runs that is larger than memory. It goes straight to the disk; the script
-takes some 700 MB at the default shape.
+For speed and memory, not for text. With --plain the file is an ordinary one (mixtures/plain.py,
+mixtures/hybrid.py), whose router follows a stated law (mixtures/routers.py); the other options of
+shape and density are not for it. The neurons of nemotron-3-nano fire by themselves: 32 columns of
+the stream hold a constant, by which a row of up has a bias. Their rates are in proportion to
+exp(-2 u), with u uniform from 0 to 1, and 0.10 in the mean. Each 16 neurons share a direction,
+which is 0.19 of the squares of their rows, so that 30% of these blocks are all zero; what is true
+of the file is printed. --layers takes its first layers, --experts fewer experts of each: a token
+reads as many bytes, and the file is smaller. Without --plain the file is a bundled one, with a
+predictor for each expert, from which a model runs that is larger than memory. It goes straight to
+the disk; the script takes some 700 MB at the default shape.
 
 The activation is dReLU: neuron n fires where both its gate and its up row give more than 0. The
 first 32 columns of the model's stream hold a constant, by which a row has a bias. So gate row n is
@@ -32,6 +38,7 @@ from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
+from mixtures.hybrid import HYBRIDS, Nemotron
 from mixtures.plain import FIRST, SHAPES, Plain
 from mixtures.routers import KINDS, table
 from powerinfer_cpp.convert.bundles import bundled
@@ -60,13 +67,13 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("out", type=Path)
     add("--embd", type=int, default=4096)
-    add("--layers", type=int, default=32)
-    add("--experts", type=int, default=8)
+    add("--layers", type=int, help="32; of --plain: its first ones (all of them)")
+    add("--experts", type=int, help="of a layer: 8; of --plain: as many as it has")
     add("--used", type=int, default=2, help="experts of a token")
     add("--ff", type=int, default=14336, help="neurons of an expert")
     add("--heads", type=int, default=32)
     add("--kv", type=int, default=8, help="heads of keys and values")
-    add("--vocab", type=int, default=32000)
+    add("--vocab", type=int, help="32000; of --plain: as many as it has")
     add("--type", default="Q4_0", help="of all matrices, in blocks of 32 or without blocks")
     add("--density", type=float, default=0.10, help="mean share of an expert's neurons that fire")
     add("--layer-skew", type=float, default=0.5, help="s: from 1 - s times that to 1 + s")
@@ -75,13 +82,20 @@ def arguments() -> argparse.Namespace:
     add("--rho", type=float, default=0.0, help="share of a token's embedding that its topic has")
     add("--skew", type=float, default=0.5, help="of the router: 0: all experts are equally popular")
     add("--tokens", type=Path, help="writes 4096 ids here, with a new topic every 200")
-    add("--plain", choices=SHAPES, help="an ordinary GGUF with the sizes of this one")
+    add("--plain", choices=[*SHAPES, *HYBRIDS], help="an ordinary GGUF with the sizes of this one")
     add("--router", choices=KINDS, default="qwen3", help="of --plain: what its choices are like")
-    add("--down", help="of --plain: format of down in every other layer, as K_M files have")
+    add("--down", help="of --plain: format of down in every other layer, as K_M files have; "
+        "nemotron-3-nano: in all layers")  # fmt: skip
+    add("--rows", action="store_true", help="of nemotron-3-nano: neuron rows, as convert.py makes")
     add("--turn", type=float, default=0.33, help="of --plain: how much a layer changes the stream")
     add("--n", type=int, default=4096, help="of --plain: tokens of the sequence")
     add("--seed", type=int, default=1)
     args = parser.parse_args()
+    if args.rows and args.plain != "nemotron-3-nano":
+        parser.error("--rows is for --plain nemotron-3-nano, whose neurons can be left out")
+    if not args.plain:
+        args.layers, args.experts = args.layers or 32, args.experts or 8
+        args.vocab = args.vocab or 32000
     args.format = format_by_name(args.type)
     if CONST % args.format.block or args.embd % CONST or args.rank % CONST:
         parser.error("formats need blocks of at most 32; --embd and --rank are multiples of 32")
@@ -347,9 +361,12 @@ def keys(args: argparse.Namespace) -> list:
 def main() -> None:
     args = arguments()
     if args.plain:
-        plain = Plain(args, SHAPES[args.plain])
+        kind, shape = HYBRIDS.get(args.plain) or (Plain, SHAPES[args.plain])
+        plain = kind(args, shape)
         print(table(plain.uses(), plain.guessed))
-        write_gguf(args.out, "qwen3moe", plain.keys(), list(plain.tensors()))
+        if isinstance(plain, Nemotron):
+            print(plain.firing())
+        write_gguf(args.out, plain.architecture, plain.keys(), list(plain.tensors()))
         if args.tokens:
             np.savetxt(args.tokens, FIRST + np.arange(args.n), fmt="%d")
         return

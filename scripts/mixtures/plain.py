@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -44,9 +44,8 @@ class Shape:
 
 SHAPES = {
     "qwen3-30b": Shape(48, 128, 8, 2048, 768, 32, 4, 151936),
-    # Others' sizes with three matrices to an expert, as many bytes as theirs.
+    # Another's sizes with three matrices to an expert, as many bytes as theirs.
     "gpt-oss-20b": Shape(24, 32, 4, 2880, 2880, 64, 8, 201088),
-    "nemotron-3-nano": Shape(23, 128, 6, 2688, 1248, 32, 2, 131072),
     "small": Shape(4, 32, 4, 256, 256, 4, 2, 1024),
 }
 
@@ -55,24 +54,46 @@ class Plain:
     """The tensors. Rows are made when they are written."""
 
     def __init__(self, args: argparse.Namespace, shape: Shape) -> None:
+        # Fewer than are published are for tests and for less memory.
+        changed = {name: getattr(args, name) for name in ("layers", "experts", "vocab")}
+        shape = replace(shape, **{name: n for name, n in changed.items() if n})
         self.args, self.shape = args, shape
         self.fmt = format_by_name(args.type)
         self.down = format_by_name(args.down or args.type)
-        self.head = format_by_name("Q6_K" if shape.embd % 256 == 0 else "Q8_0")
+        self.head = self._head_format()
         rng = np.random.default_rng(args.seed)
-        self.rows = self._encoded(tokens(KINDS[args.router], args.n, shape.embd, rng))
+        self.rows = self._encoded(self._tokens(rng))
         self.x = self._decoded(self.rows, shape.embd)
-        self.routers = self._normal(rng, shape.layers * shape.experts, shape.embd, 4.0).reshape(
-            shape.layers, shape.experts, shape.embd
-        )
-        self.sets = [self._attention(rng) for _ in range(SETS)]
+        self.routers = self._routers(rng)
+        self.sets = {k: self._mixer(rng) for k in self._set_numbers()}
         self.growth: list[np.float32] = []  # of the stream, by layer
         self.end, self.chosen, self.guessed = self._walk()
-        rows = max(shape.ff, shape.embd)
-        self.slabs = {
-            (cols, fmt.name): encode(fmt, self._normal(rng, rows, cols, SCALE)).reshape(rows, -1)
-            for cols, fmt in ((shape.embd, self.fmt), (shape.ff, self.fmt), (shape.ff, self.down))
-        }
+        self.slabs: dict[tuple[int, str], np.ndarray] = {}
+        self._make_slabs(rng)
+
+    def _head_format(self) -> Format:
+        return format_by_name("Q6_K" if self.shape.embd % 256 == 0 else "Q8_0")
+
+    def _tokens(self, rng: np.random.Generator) -> np.ndarray:
+        return tokens(KINDS[self.args.router], self.args.n, self.shape.embd, rng)
+
+    def _routers(self, rng: np.random.Generator, scale: float = 4.0) -> np.ndarray:
+        s = self.shape
+        return self._normal(rng, s.layers * s.experts, s.embd, scale).reshape(
+            s.layers, s.experts, s.embd
+        )
+
+    def _set_numbers(self) -> list[int]:
+        return list(range(min(SETS, self.shape.layers)))
+
+    def _make_slabs(self, rng: np.random.Generator) -> None:
+        s = self.shape
+        for cols, fmt in ((s.embd, self.fmt), (s.ff, self.fmt), (s.ff, self.down)):
+            self._slab(rng, max(s.ff, s.embd), cols, fmt)
+
+    def _slab(self, rng: np.random.Generator, rows: int, cols: int, fmt: Format) -> None:
+        slab = encode(fmt, self._normal(rng, rows, cols, SCALE)).reshape(rows, -1)
+        self.slabs[cols, fmt.name] = slab
 
     @staticmethod
     def _normal(rng: np.random.Generator, n: int, cols: int, scale: float = 1) -> np.ndarray:
@@ -81,8 +102,8 @@ class Plain:
     def _encoded(self, values: np.ndarray) -> np.ndarray:
         return encode(self.fmt, values).reshape(len(values), -1)
 
-    def _attention(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Encoded matrices: queries of a group are its keys."""
+    def _mixer(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """The encoded matrices of an attention: queries of a group are its keys."""
         s = self.shape
         keys = self._encoded(self._normal(rng, s.kv * HEAD, s.embd))
         by_head = keys.reshape(s.kv, 1, HEAD, -1)
@@ -100,26 +121,37 @@ class Plain:
     def _walk(self) -> tuple[np.ndarray, np.ndarray, float]:
         """The streams at the end, all choices [tokens, layers, used], and the share of them that
         the stream of the layer before would have chosen."""
-        s, x = self.shape, self.x.copy()
-        chosen = np.empty((len(x), s.layers, s.used), np.int16)
+        x = self.x.copy()
+        chosen: list[np.ndarray] = []
         right, before = 0, None
-        for layer in range(s.layers):
-            m = self.sets[layer % SETS]
-            values = self._decoded(m["v"], s.embd)
-            out = self._decoded(m["output"], s.heads * HEAD)
-            out = out.reshape(s.embd, s.kv, s.heads // s.kv, HEAD).sum(2).reshape(s.embd, -1)
-            # In proportion to the stream: by the weights of the norm before attention.
+        for layer in range(self.shape.layers):
             self.growth.append(np.sqrt(np.mean(x * x)))
-            x += self.growth[-1] * (normed(x) @ values.T) @ out.T
+            x += self.growth[-1] * self._turned(layer, normed(x))
+            if not self._routes(layer):
+                continue
             choose = partial(self._choose, self.routers[layer])
-            chosen[:, layer] = choose(x)
+            chosen.append(choose(x))
             if before is not None:
                 guess = choose(before)
                 right += sum(
-                    len(np.intersect1d(a, b)) for a, b in zip(guess, chosen[:, layer], strict=True)
+                    len(np.intersect1d(a, b)) for a, b in zip(guess, chosen[-1], strict=True)
                 )
             before = x.copy()
-        return x, chosen, right / max(1, (s.layers - 1) * len(x) * s.used)
+        guesses = (len(chosen) - 1) * len(x) * self.shape.used
+        return x, np.stack(chosen, 1), right / max(1, guesses)
+
+    def _routes(self, layer: int) -> bool:
+        """Does the layer have experts?"""
+        return layer < self.shape.layers
+
+    def _turned(self, layer: int, x: np.ndarray) -> np.ndarray | float:
+        """What the layer's mixer adds to a stream of size 1. It is in proportion to the stream, by
+        the weights of the norm before attention."""
+        s, m = self.shape, self.sets[layer % SETS]
+        values = self._decoded(m["v"], s.embd)
+        out = self._decoded(m["output"], s.heads * HEAD)
+        out = out.reshape(s.embd, s.kv, s.heads // s.kv, HEAD).sum(2).reshape(s.embd, -1)
+        return (x @ values.T) @ out.T
 
     def _choose(self, router: np.ndarray, x: np.ndarray) -> np.ndarray:
         """The experts that these streams choose, in ascending order."""
@@ -192,31 +224,25 @@ class Plain:
             yield self._experts("ffn_up_exps", i, s.ff, s.embd, self.fmt)
             yield self._experts("ffn_down_exps", i, s.embd, s.ff, down)
 
+    architecture = "qwen3moe"
+
     def keys(self) -> list[Entry]:
         """The metadata."""
-        s = self.shape
+        s, arch = self.shape, self.architecture
         words = ["<unk>", "<s>", "</s>", *(f"<pad{i}>" for i in range(3, FIRST))]
         words += [f"<{i}>" for i in range(s.vocab - FIRST)]
-        sizes = {
-            "context_length": 32768,
-            "embedding_length": s.embd,
-            "block_count": s.layers,
-            "feed_forward_length": s.ff,
-            "expert_count": s.experts,
-            "expert_used_count": s.used,
-            "expert_feed_forward_length": s.ff,
-            "attention.head_count": s.heads,
-            "attention.head_count_kv": s.kv,
-            "attention.key_length": HEAD,
-            "attention.value_length": HEAD,
-        }
         # Tokens of type 4 are found in a text as they are.
         kinds = [2, 3, 3] + [5] * (FIRST - 3) + [4] * (s.vocab - FIRST)
         return [
             string("general.name", f"synthetic mixture, router {self.args.router}"),
-            *(uint32(f"qwen3moe.{key}", value) for key, value in sizes.items()),
-            float32("qwen3moe.attention.layer_norm_rms_epsilon", 1e-6),
-            float32("qwen3moe.rope.freq_base", 1e6),
+            uint32(f"{arch}.context_length", 32768),
+            uint32(f"{arch}.embedding_length", s.embd),
+            uint32(f"{arch}.block_count", s.layers),
+            uint32(f"{arch}.expert_count", s.experts),
+            uint32(f"{arch}.expert_used_count", s.used),
+            uint32(f"{arch}.expert_feed_forward_length", s.ff),
+            uint32(f"{arch}.attention.head_count", s.heads),
+            *self._own_keys(arch),
             string("tokenizer.ggml.model", "llama"),
             array("tokenizer.ggml.tokens", "STRING", words),
             array("tokenizer.ggml.scores", "FLOAT32", [-float(i) for i in range(s.vocab)]),
@@ -226,6 +252,15 @@ class Plain:
             boolean("tokenizer.ggml.add_bos_token", False),
             boolean("tokenizer.ggml.add_space_prefix", False),
         ]
+
+    def _own_keys(self, arch: str) -> Iterator[Entry]:
+        s = self.shape
+        yield uint32(f"{arch}.feed_forward_length", s.ff)
+        yield uint32(f"{arch}.attention.head_count_kv", s.kv)
+        yield uint32(f"{arch}.attention.key_length", HEAD)
+        yield uint32(f"{arch}.attention.value_length", HEAD)
+        yield float32(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
+        yield float32(f"{arch}.rope.freq_base", 1e6)
 
 
 def normed(x: np.ndarray) -> np.ndarray:

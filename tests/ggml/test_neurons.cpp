@@ -261,22 +261,27 @@ void test(const Case& c) {
         const Neurons as_rows = w;
         if (c.gated) w.gate = tiled_gate.view;
         w.up = tiled_up.view;
-        w.down = tiled_down.view;
-        NeuronCounts of_tiles;
-        CHECK(y == run(2, 0, rows, &of_tiles, fired_by_turns.get(), false));
-        CHECK(!std::memcmp(&of_tiles, &counts, sizeof(counts)));
-        CHECK(std::equal(fired.get(), fired.get() + rows * c.n, fired_by_turns.get()));
-        turns = true;
-        CHECK(y == run(3, 0, rows, nullptr, nullptr, false));
-        turns = false;
-        for (int64_t t = 0; t < rows; t++) {
-            of_tiles = {};
-            const Floats row = run(1 + int(t) % 3, t, 1, &of_tiles, fired_alone.get(), true);
-            CHECK(!std::memcmp(row.data(), y.data() + t * c.cols, size_t(c.cols) * sizeof(float)));
-            CHECK(!std::memcmp(fired_alone.get(), fired.get() + t * c.n, size_t(c.n)));
-            CHECK(of_tiles.fired == std::count(fired_alone.get(), fired_alone.get() + c.n, true));
+        // Down rows of neurons that are skipped stay as they are.
+        for (const NeuronRows& of : {tiled_down.view, as_rows.down}) {
+            w.down = of;
+            NeuronCounts of_tiles;
+            CHECK(y == run(2, 0, rows, &of_tiles, fired_by_turns.get(), false));
+            CHECK(!std::memcmp(&of_tiles, &counts, sizeof(counts)));
+            CHECK(std::equal(fired.get(), fired.get() + rows * c.n, fired_by_turns.get()));
+            turns = true;
+            CHECK(y == run(3, 0, rows, nullptr, nullptr, false));
+            turns = false;
+            for (int64_t t = 0; t < rows; t++) {
+                of_tiles = {};
+                const Floats row = run(1 + int(t) % 3, t, 1, &of_tiles, fired_alone.get(), true);
+                CHECK(!std::memcmp(row.data(), y.data() + t * c.cols,
+                                   size_t(c.cols) * sizeof(float)));
+                CHECK(!std::memcmp(fired_alone.get(), fired.get() + t * c.n, size_t(c.n)));
+                CHECK(of_tiles.fired ==
+                      std::count(fired_alone.get(), fired_alone.get() + c.n, true));
+            }
+            test_audit(w, x, mask);
         }
-        test_audit(w, x, mask);
         w = as_rows;
     }
     test_audit(w, x, mask);

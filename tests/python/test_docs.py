@@ -33,6 +33,7 @@ OTHERS |= {"--toolchain", "--target", "--local-dir"}  # cmake, hf
 for _script in (
     "gpu/__main__.py",
     "hurt.py",
+    "hybrid_speed.py",
     "make_mixture.py",
     "real/__main__.py",
     "serve_load.py",

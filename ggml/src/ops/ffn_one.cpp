@@ -13,6 +13,13 @@ namespace {
 // Neurons of a batch, whose rows are prefetched while the batch before is computed. Rows in tiles
 // are read in order, which the processor prefetches: then as many as a kernel takes.
 constexpr int64_t kTile = 8;
+
+bool in_order(const NeuronRows& rows) {
+    return rows.tiles != NeuronRows::Tiles::none;
+}
+int64_t most_at_once(const NeuronRows& rows) {
+    return in_order(rows) ? cpu::kMostRows : kTile;
+}
 // Columns whose sums stay in the L1 cache while segments are added.
 constexpr int64_t kColumns = 256;
 
@@ -35,8 +42,9 @@ class Spans {
           bool* fired = nullptr, float* values = nullptr)
         : w_(w),
           rows_(rows),
-          in_order_(w.down.tiles != NeuronRows::Tiles::none),
-          most_(in_order_ ? cpu::kMostRows : kTile),
+          in_order_(in_order(w.down)),
+          most_gates_(most_at_once(cpu::first_rows(w))),
+          most_(most_at_once(w.down)),
           finished_(finished),
           computed_(computed),
           fired_(fired),
@@ -83,7 +91,7 @@ class Spans {
     // something is known.
     void fill(cpu::NeuronBatch& tile, const Span*& span, const Span* last, int64_t& at) const {
         tile.n = 0;
-        while (span < last && tile.n < most_) {
+        while (span < last && tile.n < most_gates_) {
             if (span->known || at == span->n) {
                 span++;
                 at = 0;
@@ -139,13 +147,107 @@ class Spans {
 
     const Neurons& w_;
     const cpu::RowProducts& rows_;
-    const bool in_order_;
-    const int64_t most_;
+    const bool in_order_;  // are down rows read in order?
+    const int64_t most_gates_, most_;
     const bool finished_;
     bool *const computed_, *const fired_;  // [n] of one token, [tokens, n]; or null
     float* const values_;                  // [tokens, n] or null
     int64_t n_computed_ = 0, n_fired_ = 0;
     cpu::NeuronBatch batches_[2], *ready_ = &batches_[0], *waiting_ = &batches_[1];
+};
+
+// All neurons of a token, without gates, whose up rows are read in order and most of which do not
+// fire. The down rows of some are on their way while the next up rows are multiplied.
+class InOrder {
+ public:
+    InOrder(Context& context, const Neurons& w, const cpu::RowProducts& rows,
+            NeuronScratch& scratch, bool* fired)
+        : kernels_(context.kernels), w_(w), rows_(rows), scratch_(scratch), fired_(fired) {}
+
+    static bool suits(const Neurons& w, const Candidates& candidates) {
+        if (w.gate || !in_order(w.up) || in_order(w.down)) return false;
+        for (int64_t s = 0; s < kSegments; s++) {
+            const Segment segment = segment_of(w.n, s);
+            if (candidates.count[s] != segment.end - segment.begin) return false;
+        }
+        return true;
+    }
+
+    // The sums of pairs [begin, end) of segments, [kSegmentPairs, cols]. own: room for one segment.
+    cpu::Done run(int64_t begin, int64_t end, float* sums, float* own) const {
+        Tile tiles[2], *tile = &tiles[0], *before = &tiles[1];
+        cpu::Done done;
+        for (int64_t s = 2 * begin; s < 2 * end; s++) {
+            const Segment segment = segment_of(w_.n, s);
+            float* const sum = sums + s / 2 * w_.cols;
+            for (int64_t i = segment.begin; i < segment.end; i += cpu::kMostRows) {
+                fire(*tile, i, std::min(cpu::kMostRows, segment.end - i));
+                done.proposed += tile->proposed;
+                done.fired += tile->n;
+                tile->sum = s % 2 ? own : sum;
+                tile->begins = i == segment.begin;
+                tile->ends = i + cpu::kMostRows >= segment.end && s % 2 ? sum : nullptr;
+                add(*before);
+                std::swap(tile, before);
+            }
+            // Beyond the last neuron.
+            if (segment.begin == segment.end && s % 2 == 0) std::fill_n(sum, w_.cols, 0.0f);
+        }
+        add(*before);
+        done.computed = done.fired;
+        done.bytes = uint64_t(done.proposed) * cpu::row_bytes(w_, w_.up) +
+                     uint64_t(done.fired) * cpu::row_bytes(w_, w_.down);
+        return done;
+    }
+
+ private:
+    // Neurons of a segment that fire, and their values.
+    struct Tile {
+        int32_t ids[cpu::kMostRows];
+        float h[cpu::kMostRows];
+        int64_t n = 0, proposed = 0;
+        float *sum = nullptr, *ends = nullptr;  // ends: of the pair, whose first half it has
+        bool begins = false;
+    };
+
+    void fire(Tile& tile, int64_t first, int64_t n) const {
+        float h[cpu::kMostRows];
+        rows_.in_order(w_.up, w_.up_bias, first, n, h);
+        rows_.activate(h, n);
+        tile.n = 0;
+        tile.proposed = n;
+        for (int64_t i = 0; i < n; i++) {
+            tile.ids[tile.n] = int32_t(first + i);  // kept if n advances: no branch to mispredict
+            tile.h[tile.n] = h[i];
+            tile.n += h[i] != 0;
+        }
+        for (int64_t i = 0; i < tile.n; i++) {
+            const int32_t id = tile.ids[i];
+            rows_.fetch(w_.down, id);
+            if (scratch_.computed) scratch_.computed[id] = true;
+            if (fired_) fired_[id] = true;
+            if (scratch_.values) scratch_.values[id] = tile.h[i];
+        }
+    }
+
+    void add(const Tile& tile) const {
+        if (!tile.sum) return;
+        if (tile.begins) std::fill_n(tile.sum, w_.cols, 0.0f);
+        const int32_t first[] = {0, int32_t(tile.n)};
+        if (tile.n) {
+            rows_.add(tile.ids, tile.n, 0, w_.cols, {first, cpu::kEach.data(), tile.h}, 1, tile.sum,
+                      0);
+        }
+        if (tile.ends) {
+            kernels_.add_scaled[int(DType::F32)](tile.ends, 1, tile.sum, w_.cols);
+        }
+    }
+
+    const cpu::Kernels& kernels_;
+    const Neurons& w_;
+    const cpu::RowProducts& rows_;
+    NeuronScratch& scratch_;
+    bool* const fired_;  // [n] or null
 };
 
 // Adds n_sums sums [n_sums, cols] for n <= kColumns columns from c0 on.
@@ -190,6 +292,7 @@ void partial_ffn(Context& context, const Neurons& w, const Input& x, const Candi
     const cpu::RowProducts rows(context, w, x, scratch, 0, 1);
     if (fired) std::fill_n(fired, w.n, false);
     if (scratch.values) std::fill_n(scratch.values, w.n, 0.0f);
+    const bool ordered = InOrder::suits(w, candidates);
     cpu::Totals totals;
     // The sums of segments stay in a core's cache; what another core will read are those of pairs.
     // Several pairs at a time, because prefetching does not cross the pieces of a thread.
@@ -197,6 +300,10 @@ void partial_ffn(Context& context, const Neurons& w, const Input& x, const Candi
         std::clamp<int64_t>(kSegmentPairs / (6 * context.threads.active()), 1, kPairsTogether);
     context.threads.run(kSegmentPairs, grain, [&](int64_t begin, int64_t end, int thread) {
         float* const own = scratch.threads[size_t(thread)].segments;
+        if (ordered) {
+            totals.add(InOrder(context, w, rows, scratch, fired).run(begin, end, sums, own));
+            return;
+        }
         Spans all(w, rows, false, scratch.computed, fired, scratch.values);
         for (int64_t n; begin < end; begin += n) {
             n = std::min(kPairsTogether, end - begin);

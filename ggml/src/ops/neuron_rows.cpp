@@ -138,6 +138,13 @@ void RowProducts::dot_tiles(const NeuronRows& rows, const int32_t* ids, int64_t 
     }
 }
 
+void RowProducts::in_order(const NeuronRows& rows, const float* bias, int64_t first, int64_t n,
+                           float* out) const {
+    const int64_t n_strips = (n + kStrip - 1) / kStrip;
+    kernels_.strip[int(rows.type)](rows.data + first * rows.stride, n_strips, in_.q8, 0, 1, out, 0);
+    for (int64_t i = 0; bias && i < n; i++) out[i] += bias[first + i];
+}
+
 void RowProducts::dot_packed(const NeuronRows& rows, const int32_t* ids, int64_t n, int64_t t0,
                              int64_t nt, uint8_t* strips, float* out) const {
     const int64_t bytes = info(rows.type).size(w_.cols);

@@ -111,6 +111,18 @@ class RowProducts {
         values(h, up, n, h);
     }
 
+    // The products of rows [first, first + n) in tiles with token 0, n <= kMostRows.
+    void in_order(const NeuronRows& rows, const float* bias, int64_t first, int64_t n,
+                  float* out) const;
+
+    // Begins to bring a row into the cache.
+    void fetch(const NeuronRows& rows, int32_t id) const {
+        constexpr int64_t kLine = 64;
+        const uint8_t* const at = rows.data + id * rows.stride;
+        const int64_t bytes = info(rows.type).size(w_.cols);
+        for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(at + i, 0, 2);
+    }
+
     // y[t] += the sum of token t's weighted down rows (`weighted`), `cols` columns from c0 on, in
     // the order of these rows.
     void add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, const WeightedRows& weighted,

@@ -182,24 +182,31 @@ void leave_on_disk(Model& model, const pi_model_params& params) {
     model.storage = storage;
 }
 
-// Lays neurons out in tiles where all of them are computed for every token, from RAM.
-void tile_neurons(Model& m) {
-    const auto predicts = [](const WeightSpec& w) { return w.part == Part::predictor; };
-    if (m.device || m.storage || m.skips_neurons() ||
-        std::any_of(m.weights.begin(), m.weights.end(), predicts)) {
-        return;
-    }
+// Lays the parts of neurons that RAM holds one after the other, if a token needs all rows of one:
+// in tiles all rows where no neuron is skipped, and where neurons have no gates those of up, which
+// tell who fires. What is read in order comes faster: experts of 1,856 neurons and 2,688 columns in
+// Q4_0, a tenth of which fire, took a core as long as computing all neurons when up and down rows
+// took turns, and now 0.8 times as long.
+void part_neurons(Model& m) {
+    if (m.device || m.storage || m.config.has_predictors) return;
+    const bool all = !m.skips_neurons();
+    const auto part = [&](BundleLayout& layout, int64_t n) {
+        layout.apart = n;
+        layout.needs_all = all;
+    };
     for (const WeightSpec& w : m.weights) {
         if (w.rows % ggml::kStrip != 0) continue;
         if (const auto* neurons = std::get_if<NeuronPart>(&w.target)) {
             BundleLayout& layout = neurons->to->layout;
-            if (layout.can_tile()) layout.tiled = w.rows;
+            const bool ungated = w.of && w.of->blocks[0].gates.rows.empty();
+            if (all ? layout.can_tile() : ungated) part(layout, w.rows);
         } else if (const auto* stored = std::get_if<StoredBundle>(&w.target)) {
             BundleLayout *const gates = stored->gates ? &stored->gates->layout : nullptr,
                                 *const layout = &stored->bundle->layout;
-            if (!layout->can_tile() || (gates && !gates->can_tile())) continue;
-            layout->tiled = w.rows;
-            if (gates) gates->tiled = w.rows;
+            const bool tiled = layout->can_tile() && (!gates || gates->can_tile());
+            if (all ? !tiled : gates != nullptr) continue;
+            part(*layout, w.rows);
+            if (gates) part(*gates, w.rows);
         }
     }
 }
@@ -404,7 +411,7 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
     pi_model_params how = weights.params();
     how.use_mmap = params.use_mmap && !model->storage;
     if (how.use_mmap) model->file.map();
-    tile_neurons(*model);
+    part_neurons(*model);
     load_weights(*model, how);
     if (model->storage && model->storage->experts) {
         model->experts = open_experts(*model, cache.params());

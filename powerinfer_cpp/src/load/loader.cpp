@@ -210,8 +210,8 @@ class Loader {
                                                                    const uint8_t* from) {
             check(w, from, first, n);  // as stored: the values are the same
             if (!bundles) return;
-            if (layout.tiled) {
-                layout.put_tiles(part, from, first, n, bundles);
+            if (layout.apart) {
+                layout.put_apart(part, from, first, n, bundles);
                 return;
             }
             if (!slot) {
@@ -242,9 +242,9 @@ class Loader {
             check(w, from, first, n);
             if (!bundles) return;
             const int64_t stride = target.neurons->layout.stride;
-            if (target.bundle->layout.tiled) {
+            if (target.bundle->layout.apart) {
                 for (int64_t i = 0; i < n; i += ggml::kStrip) {
-                    unpack_tiles(target, from + i * stride, first + i, gates, bundles);
+                    unpack_apart(target, from + i * stride, first + i, gates, bundles);
                 }
                 return;
             }
@@ -270,7 +270,7 @@ class Loader {
     }
 
     // Neurons `first` and following, kStrip of them.
-    static void unpack_tiles(const StoredBundle& target, const uint8_t* from, int64_t first,
+    static void unpack_apart(const StoredBundle& target, const uint8_t* from, int64_t first,
                              uint8_t* gates, uint8_t* bundles) {
         const StoreLayout& layout = target.neurons->layout;
         const auto tile = [&](const Bundle& to, size_t part, const StoreLayout::Row& row,
@@ -280,7 +280,7 @@ class Loader {
                 std::memcpy(&rows[size_t(i * row.bytes)], from + i * layout.stride + row.offset,
                             size_t(row.bytes));
             }
-            to.layout.put_tiles(part, rows.data(), first, ggml::kStrip, bundle);
+            to.layout.put_apart(part, rows.data(), first, ggml::kStrip, bundle, true);
         };
         if (layout.gated()) tile(*target.gates, 0, layout.gate(), gates);
         tile(*target.bundle, 0, layout.up(), bundles);

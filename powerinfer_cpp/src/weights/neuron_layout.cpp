@@ -51,13 +51,14 @@ int64_t BundleLayout::offset(size_t part) const {
 
 ggml::NeuronRows BundleLayout::rows(size_t part, const uint8_t* data) const {
     const ggml::DType type = parts[part];
-    if (tiled) {
+    if (apart) {
+        const ggml::NeuronRows::Tiles tiles = tiles_of(part);
         return {type,
-                false,
-                data ? data + tiled * offset(part) : nullptr,
+                tiles == ggml::NeuronRows::Tiles::none && ggml::can_fold(type, cols),
+                data ? data + apart * offset(part) : nullptr,
                 ggml::info(type).size(cols),
                 nullptr,
-                tiles_of(part)};
+                tiles};
     }
     return {type, ggml::can_fold(type, cols), data ? data + offset(part) : nullptr, stride()};
 }
@@ -69,15 +70,27 @@ bool BundleLayout::can_tile() const {
 
 // Down rows are summed, the others multiplied.
 ggml::NeuronRows::Tiles BundleLayout::tiles_of(size_t part) const {
-    return part == 1 ? ggml::NeuronRows::Tiles::blocks : ggml::NeuronRows::Tiles::strips;
+    using Tiles = ggml::NeuronRows::Tiles;
+    if (!ggml::can_tile(parts[part], cols)) return Tiles::none;
+    if (part == 0) return Tiles::strips;
+    return needs_all ? Tiles::blocks : Tiles::none;
 }
 
-void BundleLayout::put_tiles(size_t part, const uint8_t* stored, int64_t first, int64_t n,
-                             uint8_t* bundle) const {
+void BundleLayout::put_apart(size_t part, const uint8_t* stored, int64_t first, int64_t n,
+                             uint8_t* bundle, bool packed) const {
     const int64_t row = ggml::info(parts[part]).size(cols);
-    uint8_t* const to = bundle + tiled * offset(part) + first * row;
+    uint8_t* const to = bundle + apart * offset(part) + first * row;
+    const ggml::NeuronRows::Tiles tiles = tiles_of(part);
+    if (tiles == ggml::NeuronRows::Tiles::none) {
+        if (packed) {
+            std::memcpy(to, stored, size_t(n * row));
+        } else {
+            put_rows(parts[part], cols, stored, n, to, row);
+        }
+        return;
+    }
     for (int64_t i = 0; i < n; i += ggml::kStrip) {
-        ggml::pack_tile(parts[part], tiles_of(part), stored + i * row, cols, to + i * row);
+        ggml::pack_tile(parts[part], tiles, stored + i * row, cols, to + i * row);
     }
 }
 

@@ -15,11 +15,14 @@ namespace powerinfer {
 constexpr int64_t kMemoryVersion = 1, kStoreVersion = 2;
 
 // In memory a bundle holds, neuron after neuron, one row of each of its parts in order; or part
-// after part, in tiles (ggml::NeuronRows::Tiles).
+// after part, those in tiles (ggml::NeuronRows::Tiles) of which tokens need all neurons.
 struct BundleLayout {
     std::vector<ggml::DType> parts;  // gate; or up and down
     int64_t cols = 0;
-    int64_t tiled = 0;  // the neurons of a bundle in tiles, a multiple of kStrip; 0: not in tiles
+    // The neurons of a bundle of which part lies after part, a multiple of kStrip; 0: neuron after
+    // neuron.
+    int64_t apart = 0;
+    bool needs_all = false;  // of such a bundle: are all neurons' down rows needed, too?
 
     int64_t stride() const { return offset(parts.size()); }  // bytes of one neuron
     int64_t offset(size_t part) const;                       // of a part's row, within its neuron
@@ -30,9 +33,10 @@ struct BundleLayout {
     void put(size_t part, const uint8_t* stored, int64_t n, uint8_t* bundles) const;
     void take(size_t part, const uint8_t* bundles, int64_t n, uint8_t* stored) const;
     bool can_tile() const;
-    // put() of neurons [first, first + n), whole tiles, into a bundle in tiles.
-    void put_tiles(size_t part, const uint8_t* stored, int64_t first, int64_t n,
-                   uint8_t* bundle) const;
+    // put() of neurons [first, first + n), multiples of kStrip, into a bundle of which part lies
+    // after part. packed: the rows are as put() leaves them.
+    void put_apart(size_t part, const uint8_t* stored, int64_t first, int64_t n, uint8_t* bundle,
+                   bool packed = false) const;
 
  private:
     ggml::NeuronRows::Tiles tiles_of(size_t part) const;

@@ -42,7 +42,12 @@ inline __m512 less(__m128i codes, int bias) {
 struct PlainQ4_0 : PairsQ4_0 {
     static __m512i codes(Pair p) { return load_nibbles(p + offsetof(Block, qs)); }
     static __m512 unscaled(const uint8_t* block, int half) {
-        return less(nibbles_of(block + offsetof(Block, qs), half), bias);
+        const void* const qs = block + offsetof(Block, qs);
+        const __m512i pairs =
+            _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(qs)));
+        const __m512 values =
+            _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+        return _mm512_permutexvar_ps(half ? _mm512_srli_epi32(pairs, 4) : pairs, values);
     }
 };
 
