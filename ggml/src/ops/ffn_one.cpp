@@ -1,6 +1,7 @@
 // One token, or a few. Each thread takes segments and computes gate, up and down in one pass over
 // the candidates, of a few tokens one after the other.
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -157,7 +158,7 @@ class Spans {
 };
 
 // All neurons of a token, without gates, whose up rows are read in order and most of which do not
-// fire. The down rows of some are on their way while the next up rows are multiplied.
+// fire. The more of up are multiplied at a time, the better the processor reads ahead.
 class InOrder {
  public:
     InOrder(Context& context, const Neurons& w, const cpu::RowProducts& rows,
@@ -175,25 +176,23 @@ class InOrder {
 
     // The sums of pairs [begin, end) of segments, [kSegmentPairs, cols]. own: room for one segment.
     cpu::Done run(int64_t begin, int64_t end, float* sums, float* own) const {
-        Tile tiles[2], *tile = &tiles[0], *before = &tiles[1];
+        Values values;
+        values.end = segment_of(w_.n, 2 * begin).begin;
         cpu::Done done;
+        const int64_t last = segment_of(w_.n, 2 * end - 1).end;
         for (int64_t s = 2 * begin; s < 2 * end; s++) {
             const Segment segment = segment_of(w_.n, s);
-            float* const sum = sums + s / 2 * w_.cols;
-            for (int64_t i = segment.begin; i < segment.end; i += cpu::kMostRows) {
-                fire(*tile, i, std::min(cpu::kMostRows, segment.end - i));
-                done.proposed += tile->proposed;
-                done.fired += tile->n;
-                tile->sum = s % 2 ? own : sum;
-                tile->begins = i == segment.begin;
-                tile->ends = i + cpu::kMostRows >= segment.end && s % 2 ? sum : nullptr;
-                add(*before);
-                std::swap(tile, before);
+            float* const pair = sums + s / 2 * w_.cols;
+            float* const sum = s % 2 ? own : pair;
+            std::fill_n(sum, w_.cols, 0.0f);
+            for (int64_t i = segment.begin, next; i < segment.end; i = next) {
+                if (i == values.end) fire(values, last);
+                next = std::min({i + cpu::kMostRows, segment.end, values.end});
+                done.fired += add(values, i, next, sum);
             }
-            // Beyond the last neuron.
-            if (segment.begin == segment.end && s % 2 == 0) std::fill_n(sum, w_.cols, 0.0f);
+            done.proposed += segment.end - segment.begin;
+            if (s % 2) kernels_.add_scaled[int(DType::F32)](pair, 1, own, w_.cols);
         }
-        add(*before);
         done.computed = done.fired;
         done.bytes = uint64_t(done.proposed) * cpu::row_bytes(w_, w_.up) +
                      uint64_t(done.fired) * cpu::row_bytes(w_, w_.down);
@@ -201,46 +200,41 @@ class InOrder {
     }
 
  private:
-    // Neurons of a segment that fire, and their values.
-    struct Tile {
-        int32_t ids[cpu::kMostRows];
-        float h[cpu::kMostRows];
-        int64_t n = 0, proposed = 0;
-        float *sum = nullptr, *ends = nullptr;  // ends: of the pair, whose first half it has
-        bool begins = false;
+    // Values of neurons [begin, end). What they need of down stays in a core's second cache.
+    struct Values {
+        int64_t begin = 0, end = 0;
+        float h[256];
     };
 
-    void fire(Tile& tile, int64_t first, int64_t n) const {
-        float h[cpu::kMostRows];
-        rows_.in_order(w_.up, w_.up_bias, first, n, h);
-        rows_.activate(h, n);
-        tile.n = 0;
-        tile.proposed = n;
-        for (int64_t i = 0; i < n; i++) {
-            tile.ids[tile.n] = int32_t(first + i);  // kept if n advances: no branch to mispredict
-            tile.h[tile.n] = h[i];
-            tile.n += h[i] != 0;
-        }
-        for (int64_t i = 0; i < tile.n; i++) {
-            const int32_t id = tile.ids[i];
-            rows_.fetch(w_.down, id);
-            if (scratch_.computed) scratch_.computed[id] = true;
-            if (fired_) fired_[id] = true;
-            if (scratch_.values) scratch_.values[id] = tile.h[i];
+    // The next ones, up to `last`.
+    void fire(Values& v, int64_t last) const {
+        v.begin = v.end;
+        v.end = std::min(v.begin + int64_t(std::size(v.h)), last);
+        rows_.in_order(w_.up, w_.up_bias, v.begin, v.end - v.begin, v.h);
+        rows_.activate(v.h, v.end - v.begin);
+        for (int64_t i = v.begin; i < v.end; i++) {
+            const float h = v.h[i - v.begin];
+            if (h == 0) continue;
+            rows_.fetch(w_.down, i);
+            if (scratch_.computed) scratch_.computed[i] = true;
+            if (fired_) fired_[i] = true;
+            if (scratch_.values) scratch_.values[i] = h;
         }
     }
 
-    void add(const Tile& tile) const {
-        if (!tile.sum) return;
-        if (tile.begins) std::fill_n(tile.sum, w_.cols, 0.0f);
-        const int32_t first[] = {0, int32_t(tile.n)};
-        if (tile.n) {
-            rows_.add(tile.ids, tile.n, 0, w_.cols, {first, cpu::kEach.data(), tile.h}, 1, tile.sum,
-                      0);
+    // Adds the down rows of neurons [begin, end), at most kMostRows; returns how many.
+    int64_t add(const Values& v, int64_t begin, int64_t end, float* sum) const {
+        int32_t ids[cpu::kMostRows];
+        float h[cpu::kMostRows];
+        int64_t n = 0;
+        for (int64_t i = begin; i < end; i++) {
+            ids[n] = int32_t(i);  // kept if n advances: no branch to mispredict
+            h[n] = v.h[i - v.begin];
+            n += h[n] != 0;
         }
-        if (tile.ends) {
-            kernels_.add_scaled[int(DType::F32)](tile.ends, 1, tile.sum, w_.cols);
-        }
+        const int32_t first[] = {0, int32_t(n)};
+        if (n) rows_.add(ids, n, 0, w_.cols, {first, cpu::kEach.data(), h}, 1, sum, 0);
+        return n;
     }
 
     const cpu::Kernels& kernels_;
