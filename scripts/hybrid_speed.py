@@ -44,26 +44,10 @@ def token_bytes(path: str, fired: float) -> float:
     return total
 
 
-def fired_share(path: str, run: dict) -> float:
-    """The share of the neurons of experts in rows that fired, of what `bench` says: shares of the
-    layers, in which all neurons of a shared expert count."""
-    reader = gguf.GGUFReader(path)
-    sizes = {t.name: [int(n) for n in t.shape] for t in reader.tensors}
-    if not any("_down_t_exps" in name for name in sizes):
-        return 1.0
-    used = next(
-        int(f.contents()) for n, f in reader.fields.items() if n.endswith("expert_used_count")
-    )
-    found = []
-    for i, (fired, all_of) in enumerate(
-        zip(run["share_fired"], run["share_predicted"], strict=True)
-    ):
-        if not all_of:
-            continue
-        chosen = used * sizes[f"blk.{i}.ffn_up_exps.weight"][1]
-        shared = sizes.get(f"blk.{i}.ffn_up_shexp.weight", [0, 0])[1]
-        found.append((fired / all_of * (chosen + shared) - shared) / chosen)
-    return statistics.mean(found)
+def fired_share(run: dict) -> float:
+    """The share of the neurons that fired, of what `bench` says of the layers."""
+    shares = zip(run["share_fired"], run["share_predicted"], strict=True)
+    return statistics.mean(fired / all_of for fired, all_of in shares if all_of)
 
 
 def run(*command: object) -> list[dict]:
@@ -119,7 +103,7 @@ def main() -> None:
                     what = f"prompt of {r['n_prompt']}" if r["n_prompt"] else "decode"
                     what += f" at {r.get('n_depth', 0)}"
                     if name == "exact" and r["n_gen"]:
-                        fired = fired_share(model, r)
+                        fired = fired_share(r)
                     found.setdefault((what, name), []).append(r["avg_ts"])
                     print(f"{what}: {name} {r['avg_ts']:.2f} tokens/s", flush=True)
                     out.write(json.dumps({"engine": name, "test": what, **r}) + "\n")

@@ -204,17 +204,19 @@ class Nemotron(Hybrid):
 
     def _feed_forward(self, i: int) -> Iterator[Stored]:
         s, block = self.shape, f"blk.{i}"
-        by_rows = self.args.rows
         yield self._floats(f"{block}.ffn_gate_inp.weight", self.routers[i])
         yield self._floats(f"{block}.exp_probs_b.bias", np.zeros(s.experts))
         yield self._of_experts(f"{block}.ffn_up_exps", i, s.ff, s.embd, True)
-        if by_rows:
-            yield self._of_experts(f"{block}.ffn_down_t_exps", i, s.ff, s.embd, False)
-        else:
-            yield self._of_experts(f"{block}.ffn_down_exps", i, s.embd, s.ff, False)
         yield self._matrices(f"{block}.ffn_up_shexp", self.shared, s.embd, self._up(i), self.fmt, 0)
-        slab = self.slabs[self.shared, self.down.name]
-        yield self._matrices(f"{block}.ffn_down_shexp", s.embd, self.shared, slab, self.down, i)
+        for end, ff in (("exps", s.ff), ("shexp", self.shared)):
+            name, n, cols = f"{block}.ffn_down_{end}", s.embd, ff
+            if self.args.rows:
+                name, n, cols = f"{block}.ffn_down_t_{end}", ff, s.embd
+            if end == "exps":
+                yield self._of_experts(name, i, n, cols, False)
+            else:
+                slab = self.slabs[cols, self.down.name]
+                yield self._matrices(name, n, cols, slab, self.down, i)
 
     def _of_experts(self, name: str, layer: int, n: int, cols: int, up: bool) -> Stored:
         """Rows of a slab, from another block on for every expert."""
