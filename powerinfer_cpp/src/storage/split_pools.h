@@ -44,7 +44,7 @@ class CacheSteps {
     // Adds n neurons. gate_rate, up_down_rate [n]: how often a token needs each one's gate (it is
     // proposed) and its up and down rows (it fires). each: how many neurons an entry stands for.
     // chosen: the share of tokens that compute their block at all. If these need nearly all of its
-    // neurons, they are read in long runs.
+    // neurons, or of its gates, what is missing is read in long runs.
     void add(const float* gate_rate, const float* up_down_rate, int64_t n, double each = 1,
              double chosen = 1);
     // After the last add().
