@@ -16,6 +16,7 @@ from powerinfer_cpp.core.model import Model
 from powerinfer_cpp.core.plan import memory_plan
 from powerinfer_cpp.core.session import Session
 from powerinfer_cpp.measure import trace
+from powerinfer_cpp.placement import simulate
 from reference import logits, relative_error
 from test_bench import run_main
 
@@ -227,13 +228,35 @@ def test_figures_of_main(weights: dict[str, np.ndarray], main_path: Path, tmp_pa
     assert stats["share_computed"] == [1] * len(NEURONS)
 
 
-def test_what_needs_equal_layers_says_so(weights: dict[str, np.ndarray], tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.gguf", weights, True)
-    model = Model(str(path))
-    with pytest.raises(ValueError, match=r"`Model.sizes`"):
-        trace.record(model, tmp_path / "out.npz", [np.array(TOKENS, np.int32)])
-    assert not list(tmp_path.glob("out*"))
+@pytest.mark.parametrize("n_expert", [0, 3])
+def test_traces(n_expert: int, weights: dict[str, np.ndarray], tmp_path: Path) -> None:
+    """What fires is what is recorded of each layer; and the trace can be simulated."""
+    path = write(tmp_path / "rows.gguf", weights, True, n_expert)
+    model, file = Model(str(path)), tmp_path / "out.npz"
+    tokens = np.array(TOKENS, np.int32)
+    total, proposed, computed = trace.record(model, file, [tokens], **EXACT)
+    found = trace.load(file)
+    n = [max(1, n_expert) if i else 1 for i in range(len(NEURONS))]
+    assert found.sizes is not None and found.sizes.tolist() == np.repeat(NEURONS, n).tolist()
+    assert total == len(TOKENS) and found.parts == sum(np.multiply(NEURONS, n))
+    assert found.per_token() == pytest.approx((proposed, computed))
+    fired = np.unpackbits(found.computed, axis=-1, bitorder="little", count=max(NEURONS))
+    session = Session(model, n_ctx=32, n_batch=16, record=lib.PI_RECORD_FIRED, **EXACT)
+    session.eval(tokens)
+    first = 0
+    for i, n_ff in enumerate(NEURONS):
+        own = fired[:, first : first + n[i]]
+        first += n[i]
+        assert not own[..., n_ff:].any()
+        # Gates that fire, of which a few have a product of 0 with up.
+        assert np.array_equal(own[..., :n_ff].astype(bool), session.layer_activations(i))
+    session.close()
     model.close()
+    counts = simulate.compare(found, simulate.shared(found, 0.5))
+    assert all(0 < c.rest_missed < c.rest_needed for c in counts.values())
+    half = found.parts * (found.first_bytes + found.rest_bytes) // 2
+    slots = simulate.split(found, half, simulate.Disk())
+    assert 0 < slots.first + slots.rest <= 2 * found.parts
 
 
 def test_sizes_are_told_by_layer(path: Path) -> None:

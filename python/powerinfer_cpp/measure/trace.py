@@ -2,7 +2,7 @@
 
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from ..core.model import Model
 from ..core.progress import Progress
 from ..core.session import Session
 
-VERSION = 1
+VERSION = 1  # of traces of blocks of one size
+_OF_SIZES = 2
 _FIRST = re.compile(r"blk\.\d+\.ffn_gate(_exps)?\.weight")
 _UP = re.compile(r"blk\.\d+\.ffn_up(_exps)?\.weight")
 _DOWN = re.compile(r"blk\.\d+\.ffn_down_t(_exps)?\.weight")
@@ -35,7 +36,8 @@ class Trace:
     proposed: uint8 [tokens, blocks, (n_ff + 7) / 8], neurons whose first row was needed (gate, or
     up without a gate); None: all of every token. computed: the same for their other rows. rates:
     float32 [blocks, n_ff], the firing rates of the model's profile, if it has one. first_bytes,
-    rest_bytes: of a neuron's rows.
+    rest_bytes: of a neuron's rows. sizes: int64 [blocks], the neurons of each block where these
+    differ; n_ff is the largest then, and what is behind the last neuron is never needed.
     """
 
     n_ff: int
@@ -44,6 +46,7 @@ class Trace:
     rates: np.ndarray | None
     first_bytes: int
     rest_bytes: int
+    sizes: np.ndarray | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -56,7 +59,7 @@ class Trace:
     @property
     def parts(self) -> int:
         """Neurons of the model."""
-        return self.n_blocks * self.n_ff
+        return self.n_blocks * self.n_ff if self.sizes is None else int(self.sizes.sum())
 
     def per_token(self) -> tuple[float, float]:
         """Mean numbers of proposed and of computed neurons of a token."""
@@ -84,7 +87,11 @@ def record(
     fields = {**fields, "n_ctx": longest, "n_batch": 1, "n_ubatch": 1, "n_logits": 1}
     fields["n_checkpoints"] = 0
     session = Session(model, **fields, record=lib.PI_RECORD_NEEDS)
-    blocks = model.n_layer * max(1, model.n_expert)
+    layers = [layer for layer, size in enumerate(model.sizes) if size.n_ff]
+    shapes = [model.sizes[layer].shape for layer in layers]
+    sizes = np.repeat([n_ff for _, n_ff in shapes], [n for n, _ in shapes]).astype("<i8")
+    blocks, n_ff = len(sizes), int(sizes.max())
+    equal = bool((sizes == n_ff).all())
     total, sums = sum(map(len, pieces)), np.zeros(2)
     generated = np.ones(1, bool)
     path = Path(path)
@@ -94,16 +101,23 @@ def record(
         Progress("tracing", total, "tokens") as progress,
     ):
         rates = read_rates(model.gguf, required=False)
-        if len(rates) == model.n_layer:
-            stacked = np.stack([rates[i] for i in range(model.n_layer)]).reshape(blocks, -1)
-            _put(out, "rates", stacked.astype("<f4"))
-        _put(out, "shape", np.array([VERSION, blocks, model.n_ff, *part_bytes(model.gguf)], "<i8"))
+        if len(rates) == len(layers):
+            all_rates = np.zeros((blocks, n_ff), "<f4")
+            for layer, of_layer in zip(layers, _by_layer(all_rates, shapes), strict=True):
+                of_layer[...] = rates[layer]
+            _put(out, "rates", all_rates)
+        version = VERSION if equal else _OF_SIZES
+        _put(out, "shape", np.array([version, blocks, n_ff, *part_bytes(model.gguf)], "<i8"))
+        if not equal:
+            _put(out, "sizes", sizes)
         for i, piece in enumerate(pieces):
             session.truncate(0)
-            needs = np.empty((2, len(piece), blocks, model.n_ff), bool)
+            needs = np.zeros((2, len(piece), blocks, n_ff), bool)
             for t in range(len(piece)):
                 session.eval(piece[t : t + 1], generated=generated)
-                _needs(session, model.n_layer, needs[:, t])
+                halves = (_by_layer(half, shapes) for half in needs[:, t])
+                for layer, first, rest in zip(layers, *halves, strict=True):
+                    _needs(session, layer, first, rest)
             sums += needs.sum((1, 2, 3))
             proposed, computed = np.packbits(needs, axis=-1, bitorder="little")
             _put(out, f"computed{i}", computed)
@@ -119,15 +133,20 @@ def _put(out: zipfile.ZipFile, name: str, values: np.ndarray) -> None:
         np.lib.format.write_array(file, values, allow_pickle=False)
 
 
-def _needs(session: Session, n_layer: int, out: np.ndarray) -> None:
-    """Copies the needs of the last row into bool [2, blocks, n_ff]."""
+def _by_layer(of_blocks: np.ndarray, shapes: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
+    """The parts of [blocks, n_ff] that belong to layers of these shapes, [experts, n_ff] each."""
+    first = 0
+    for n_expert, n_ff in shapes:
+        yield of_blocks[first : first + n_expert, :n_ff]
+        first += n_expert
+
+
+def _needs(session: Session, layer: int, *out: np.ndarray) -> None:
+    """Copies the needs of the last row in a layer: of first rows, and of the others."""
     pointers = ffi.new("bool const *[2]")
-    by_layer = out.reshape(2, n_layer, -1, out.shape[-1])
-    for layer in range(n_layer):
-        check(lib.pi_ffn_needs(session.handle, layer, pointers, pointers + 1))
-        for half in range(2):
-            to = by_layer[half, layer]
-            to[...] = np.frombuffer(ffi.buffer(pointers[half], to.size), bool).reshape(to.shape)
+    check(lib.pi_ffn_needs(session.handle, layer, pointers, pointers + 1))
+    for pointer, to in zip(pointers, out, strict=True):
+        to[...] = np.frombuffer(ffi.buffer(pointer, to.size), bool).reshape(to.shape)
 
 
 def part_bytes(gguf: Gguf) -> tuple[int, int]:
@@ -149,7 +168,7 @@ def load(path: str | Path) -> Trace:
     try:
         with np.load(path, allow_pickle=False) as stored:
             version, n_blocks, n_ff, first, rest = (int(v) for v in stored["shape"])
-            if version != VERSION:
+            if version not in (VERSION, _OF_SIZES):
                 raise ModelFormatError(f"{path}: a trace of version {version}, not {VERSION}")
             names = [name for name in stored.files if name.startswith("computed")]
             names.sort(key=lambda name: int(name.removeprefix("computed")))
@@ -163,6 +182,7 @@ def load(path: str | Path) -> Trace:
                     for name, piece in zip(names, computed, strict=True)
                 ]
             rates = stored["rates"] if "rates" in stored.files else None
+            sizes = stored["sizes"] if version == _OF_SIZES else None
         arrays = [*computed, *(proposed or [])]
         wanted = (n_blocks, (n_ff + 7) // 8)
         good = all(a.dtype == np.uint8 and a.ndim == 3 and a.shape[1:] == wanted for a in arrays)
@@ -171,10 +191,13 @@ def load(path: str | Path) -> Trace:
         if rates is not None:
             good = good and rates.dtype == np.float32 and rates.shape == (n_blocks, n_ff)
             good = good and bool(np.all((rates >= 0) & (rates <= 1)))
+        if sizes is not None:
+            good = good and sizes.dtype == np.int64 and sizes.shape == (n_blocks,)
+            good = good and bool(np.all((sizes > 0) & (sizes <= n_ff)))
         if not good:
             raise ModelFormatError(f"{path}: the arrays of the trace do not fit its shape")
         whole = np.concatenate(proposed) if proposed else None
-        return Trace(n_ff, whole, np.concatenate(computed), rates, first, rest)
+        return Trace(n_ff, whole, np.concatenate(computed), rates, first, rest, sizes)
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         if isinstance(error, ModelFormatError):
             raise

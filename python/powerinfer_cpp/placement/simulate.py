@@ -75,6 +75,9 @@ def split(trace: Trace, n_bytes: int, disk: Disk) -> Slots:
             raise ValueError(f"all first rows are needed for every token: {need:.3f} GiB")
         return Slots(trace.parts, min(trace.parts, left // trace.rest_bytes))
     first, rest = _rates(trace)
+    if trace.sizes is not None:  # of neurons that are there
+        there = np.arange(trace.n_ff) < trace.sizes[:, None]
+        first, rest = first[there], rest[there]
     cost = sized("pi_disk_cost")
     cost.least_s, cost.byte_s = 1 / disk.iops, 1 / disk.bandwidth
     out = ffi.new("int64_t[2]")
