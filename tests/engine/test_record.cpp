@@ -40,11 +40,11 @@ Recorded record(Session& session, const Tokens& tokens, size_t at_once) {
               reinterpret_cast<const bool*>(generated.data())});
         for (size_t t = 0; t < n; t++) {
             append_logits(session, int32_t(t), out.logits);
-            if (const uint8_t* bits = session.record.bits(int64_t(t))) {
+            if (const uint8_t* bits = session.record.bits(int64_t(t), 0)) {
                 out.bits.emplace_back(bits, bits + size);
             }
         }
-        CHECK(!session.record.bits(-1) && !session.record.bits(int64_t(n)));
+        CHECK(!session.record.bits(-1, 0) && !session.record.bits(int64_t(n), 0));
     }
     return out;
 }
@@ -135,7 +135,7 @@ void test_switch() {
         const Floats logits = record(silent, tokens, 4).logits;
         const auto known = [&] {
             const Recorder& r = session.record;
-            const int n = bool(r.bits(0)) + bool(r.fired(0)) + bool(r.input(0)) +
+            const int n = bool(r.bits(0, 0)) + bool(r.fired(0)) + bool(r.input(0)) +
                           bool(r.proposed(0)) + bool(r.computed(0));
             return n;
         };
@@ -174,7 +174,7 @@ void test_failed_call() {
     params.should_stop_data = &calls;
     Session session(model, params);
     CHECK_THROWS(cancelled, eval(session, random_tokens(kAll, 4)));
-    CHECK(!session.record.bits(0));
+    CHECK(!session.record.bits(0, 0));
 }
 
 // Storage has as many neurons of each layer as another call says, and RAM the others.
