@@ -154,9 +154,11 @@ def test_squares_of_inputs(tmp_path: Path) -> None:
 # ---- Where weights are ----
 
 
-def test_neuron_rows(tmp_path: Path) -> None:
-    """The same from the disk, with the least memory, to the bit."""
-    dense, *_ = made("dense", tmp_path)
+@pytest.mark.parametrize("name", ["dense", "mixture"])
+def test_neuron_rows(name: str, tmp_path: Path) -> None:
+    """The same from the disk, with the least memory, to the bit. Shared experts whose matrices stay
+    in memory are beside those that do not."""
+    dense, *_ = made(name, tmp_path)
     aware = convert(dense, bundle=True, outfile=tmp_path / "b.gguf", log=quiet)
     want = logits(aware, sparse="off")
     assert reference.relative_error(want, logits(dense)) < 2e-5

@@ -35,9 +35,11 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     carver.take(k, {rows, sizes.k_dim});
     carver.take(v, {rows, sizes.v_dim});
     carver.take(by_head, {rows, sizes.by_head});
-    if (!in_store) {
-        for (float** to : {&gate, &up}) carver.take(*to, {rows, n_ff});
+    int64_t n_gate = in_store ? 0 : n_ff;  // blocks of matrices stay in memory
+    for (const FeedForward* part : model.ffns) {
+        if (!part->blocks[0].neurons.n) n_gate = std::max(n_gate, part->n_ff);
     }
+    for (float** to : {&gate, &up}) carver.take(*to, {rows, n_gate});
     for (const Rope& rope : c.ropes) carver.take(cos_sin.emplace_back(), {rows, rope.n_rot});
     if (const int64_t width = model.layer_embd.width) {
         carver.take(layer_embd, {rows, c.n_layer * width});
