@@ -50,6 +50,12 @@ def fired_share(run: dict) -> float:
     return statistics.mean(fired / all_of for fired, all_of in shares if all_of)
 
 
+def knows_depth(command: list[str]) -> bool:
+    """Whether a llama-bench has -d. Others measure with nothing before the timed tokens."""
+    done = subprocess.run([command[0], "--help"], capture_output=True, text=True)
+    return "--n-depth" in done.stdout + done.stderr
+
+
 def run(*command: object) -> list[dict]:
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     if done.returncode:
@@ -78,10 +84,13 @@ def main() -> None:
     bench = [ROOT / "powerinfer", "bench", "--tokens-file", args.tokens]
     engines = {"exact": (bench, args.rows)} if args.rows else {}
     engines["dense"] = (bench, args.model)
+    at = {name: ["-d", args.depths] for name in engines}
     for named in args.peer:
         name, command = named.split("=", 1)
-        engines[name] = (command.split(), args.model)
-    common = ["-t", args.threads, "-n", args.n, "-p", args.prompt, "-d", args.depths]
+        words = command.split()
+        engines[name] = (words, args.model)
+        at[name] = ["-d", args.depths] if knows_depth(words) else []
+    common = ["-t", args.threads, "-n", args.n, "-p", args.prompt]
     found: dict[tuple[str, str], list[float]] = {}
     fired = 1.0
     with open(args.out, "a") as out:
@@ -95,7 +104,7 @@ def main() -> None:
             print("plain read:", read.strip(), flush=True)
             for name, (command, model) in engines.items():
                 try:
-                    results = run(*command, *common, "-r", 1, "-o", "json", "-m", model)
+                    results = run(*command, *common, *at[name], "-r", 1, "-o", "json", "-m", model)
                 except subprocess.CalledProcessError as error:
                     print(f"{name}: {error}", flush=True)
                     continue
