@@ -156,6 +156,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "hybrid_override_pattern": "M*EME",
         "moe_latent_size": 20,
     },
+    "nemotron-attention": {
+        **NEMOTRON,
+        **of_nemotron(3, 8, 3, 5),
+        "hybrid_override_pattern": "*-",
+    },
     "nemotron-without": {  # attention
         **NEMOTRON,
         **of_nemotron(2, 12, 1, 6),

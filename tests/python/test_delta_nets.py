@@ -60,6 +60,8 @@ SHAPES: dict[str, tuple[str, tuple[int, int, int, int], dict[str, Any]]] = {
     "as many values as keys": ("qwen3_5_text", (4, 4, 7, 18), {}),
     "published width": ("qwen3_5_text", (1, 2, 128, 128), {}),
     "mixture": ("qwen3_5_moe_text", (2, 8, 8, 33), EXPERTS),
+    # Of norms alone: that of queries and keys is fixed.
+    "another epsilon": ("qwen3_5_text", (2, 4, 4, 5), {"rms_norm_eps": 1e-3}),
 }
 N_LONG = 260
 LONG = [1] + [(37 * i * i + 11 * i) % 290 + 4 for i in range(N_LONG - 1)]

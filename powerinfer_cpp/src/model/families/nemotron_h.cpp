@@ -14,6 +14,11 @@ void configure(const ggml::Gguf& gguf, Config& c) {
     const std::string eps = c.architecture + ".attention.layer_norm_epsilon";
     const std::string rms = c.architecture + ".attention.layer_norm_rms_epsilon";
     c.norm_eps = float(gguf.number(gguf.find(rms) ? rms : eps, 0, 1));
+    // Sizes of Mamba-2 layers: a model without them has the keys as well.
+    for (const char* key :
+         {"conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count"}) {
+        gguf.find(c.architecture + ".ssm." + key);
+    }
 }
 
 void configure_mixture(const ggml::Gguf& gguf, Config& c) {
