@@ -355,18 +355,24 @@ pi_status pi_fired_bits(const pi_session* s, int32_t row, uint8_t* out, size_t c
         require(s && out, "session and out must not be NULL");
         const powerinfer::Recorder& record = s->session.record;
         const powerinfer::Model& model = *s->session.model;
-        for (int64_t i = 0; i < model.config.n_layer; i++) {
-            const powerinfer::FeedForward* const part = model.ffn_of(i);
-            if (!part) continue;
-            const uint8_t* const bits = record.bits(row, part->index);
-            require(bits,
+        size_t needed = 0;
+        const auto each = [&](const auto& use) {
+            for (int64_t i = 0; i < model.config.n_layer; i++) {
+                const powerinfer::FeedForward* const part = model.ffn_of(i);
+                if (part) use(part->index);
+            }
+        };
+        each([&](int64_t part) {
+            require(record.bits(row, part),
                     "the session does not record bits, or not of such a row in the last call");
-            const auto size = size_t(record.bits_of_part(part->index));
-            require(capacity >= size, "the buffer for the bits is too small");
-            std::memcpy(out, bits, size);
+            needed += size_t(record.bits_of_part(part));
+        });
+        require(capacity >= needed, "the buffer for the bits is too small");
+        each([&](int64_t part) {
+            const auto size = size_t(record.bits_of_part(part));
+            std::memcpy(out, record.bits(row, part), size);
             out += size;
-            capacity -= size;
-        }
+        });
     });
 }
 
