@@ -40,6 +40,11 @@ GGML_BOTH inline float choose(bool holds, float a, float b) {
     return bits_as<float>((bits_as<uint32_t>(a) & mask) | (bits_as<uint32_t>(b) & ~mask));
 }
 
+GGML_BOTH inline double choose(bool holds, double a, double b) {
+    const uint64_t mask = 0 - uint64_t(holds);
+    return bits_as<double>((bits_as<uint64_t>(a) & mask) | (bits_as<uint64_t>(b) & ~mask));
+}
+
 // c0 + c1 x + c2 x^2 + ..
 template <typename T>
 GGML_BOTH inline T polynomial(T, T c) {
@@ -122,7 +127,7 @@ GGML_BOTH inline float exp_tail(float x) {
 // e^x in double, 0.88 ulp; limits and NaN as above.
 GGML_BOTH inline double exp_f64(double x) {
     using namespace math;
-    x = x < -746 ? -746 : x > 710 ? 710 : x;
+    x = choose(x < -746, -746.0, choose(x > 710, 710.0, x));
     const double shifted = x * 0x1.71547652b82fep+0 + kRound64;
     const double k = shifted - kRound64;
     const double high = x - k * kLn2High64, low = k * kLn2Low64, r = high - low;
@@ -134,6 +139,19 @@ GGML_BOTH inline double exp_f64(double x) {
     const uint64_t n = bits_as<uint64_t>(shifted) - bits_as<uint64_t>(kRound64) + 2048;  // k + 2048
     const uint64_t half = n >> 1;
     return p * bits_as<double>((half - 1) << 52) * bits_as<double>((n - half - 1) << 52);
+}
+
+// k ln 2 + ln(1 + f), with 1 + f between sqrt(1/2) and sqrt(2).
+GGML_BOTH inline double log_of_rest(double f, double k) {
+    using namespace math;
+    // With s = f / (2 + f) the series has only odd powers: ln(1 + f) = 2s + 2/3 s^3 + ... Writing
+    // 2s = f - f^2/2 + s f^2/2 keeps the exact f out of the division.
+    const double s = f / (2 + f), z = s * s, square = 0.5 * f * f;
+    const double more =
+        z * polynomial(z, 0x1.5555555555593p-1, 0x1.999999997f98ap-2, 0x1.249249423434p-2,
+                       0x1.c71c51cd6cc4ep-3, 0x1.74664c3335c6ap-3, 0x1.39a04c36fcb06p-3,
+                       0x1.2f14ad96ae479p-3);
+    return k * kLn2High64 - ((square - (s * (square + more) + k * kLn2Low64)) - f);
 }
 
 // Natural logarithm, 0.84 ulp. -infinity for 0, NaN for negative numbers.
@@ -159,20 +177,15 @@ GGML_BOTH inline double log_f64(double x) {
         bits -= 0x10000000000000;
         k++;
     }
-    const double f = bits_as<double>(bits) - 1;
-    // With s = f / (2 + f) the series has only odd powers: ln(1 + f) = 2s + 2/3 s^3 + ... Writing
-    // 2s = f - f^2/2 + s f^2/2 keeps the exact f out of the division.
-    const double s = f / (2 + f), z = s * s, square = 0.5 * f * f;
-    const double more =
-        z * polynomial(z, 0x1.5555555555593p-1, 0x1.999999997f98ap-2, 0x1.249249423434p-2,
-                       0x1.c71c51cd6cc4ep-3, 0x1.74664c3335c6ap-3, 0x1.39a04c36fcb06p-3,
-                       0x1.2f14ad96ae479p-3);
-    return double(k) * kLn2High64 - ((square - (s * (square + more) + double(k) * kLn2Low64)) - f);
+    return log_of_rest(bits_as<double>(bits) - 1, double(k));
 }
 
-// log(1 + e^x). Where that is small its error is up to 1e-16.
+// log(1 + e^x). Where that is small its error is up to 1e-16. Free of branches, like exp_f64.
 GGML_BOTH inline double softplus_f64(double x) {
-    return (x > 0 ? x : 0) + log_f64(1 + exp_f64(x > 0 ? -x : x));
+    using namespace math;
+    const double above = choose(x > 0, x, 0.0), sum = 1 + exp_f64(choose(x > 0, -x, x));
+    const bool halved = sum > 0x1.6a09e667f3bcdp+0;
+    return above + log_of_rest(choose(halved, 0.5 * sum, sum) - 1, choose(halved, 1.0, 0.0));
 }
 
 // Sine and cosine of x in radians, 0.79 ulp for |x| up to 1.2e7. Larger x are first reduced by

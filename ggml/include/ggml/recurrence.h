@@ -34,14 +34,18 @@ struct Convolution {
 void convolve(Context& context, const Convolution& how, const StateRows* sequences,
               int64_t n_sequences, const float* x, int64_t x_row, float* y, int64_t y_row);
 
-// The state of a head is a matrix [rows, cols] of which some adjacent columns form a block: blocks
-// of [rows][kScanColumns] or [rows][kDeltaColumns], the last one narrower if need be. So a pass
-// over a block reads memory in order.
+// The state of a head is a matrix [rows, cols] times a scale; behind the matrices of all heads are
+// their scales. Some adjacent columns form a block: blocks of [rows][kScanColumns] or
+// [rows][kDeltaColumns], the last one narrower if need be. So a pass over a block reads memory in
+// order.
 constexpr int64_t kScanColumns = 16, kDeltaColumns = 32;
 // The place of a value, in blocks of so many columns.
 inline int64_t state_at(int64_t rows, int64_t cols, int64_t block, int64_t row, int64_t col) {
     const int64_t first = col - col % block, rest = cols - first;
     return first * rows + row * (rest < block ? rest : block) + col - first;
+}
+inline int64_t matrix_states(int64_t n_head, int64_t rows, int64_t cols) {
+    return n_head * rows * cols + n_head;
 }
 
 // Mamba-2 (arXiv 2405.21060), for each head with its own dt, a, d, x [head_dim] and state S
@@ -55,7 +59,7 @@ struct Mamba2Scan {
     Heads x, b, c;                                               // b, c: a head is a group
     Heads dt;                                                    // one value a head
 
-    int64_t state() const { return n_head * head_dim * n_state; }  // [n_head] matrices
+    int64_t state() const { return matrix_states(n_head, n_state, head_dim); }
 };
 // y: head_dim values a head; may be x.
 void mamba2_scan(Context& context, const Mamba2Scan& how, const StateRows* sequences,
@@ -77,7 +81,7 @@ struct DeltaRule {
     Heads v;
     Heads alpha, beta;  // one value a head of v
 
-    int64_t state() const { return n_v_head * head_dim * v_head_dim; }  // [n_v_head] matrices
+    int64_t state() const { return matrix_states(n_v_head, head_dim, v_head_dim); }
 };
 // y: v_head_dim values a head of v; may be v.
 void delta_rule(Context& context, const DeltaRule& how, const StateRows* sequences,

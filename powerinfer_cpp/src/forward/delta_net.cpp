@@ -86,11 +86,9 @@ Entering entering(const Workspace& work, const DeltaNet& s) {
 }
 
 void fold(const Folding& f, const DeltaNet& s) {
-    const RowsBySequence& rows = f.work.by_sequence;
     const int64_t channels = s.channels();
+    const auto* sequences = convolve_first(f, {channels, s.taps, s.conv, nullptr, true});
     float* const q = f.work.entering;
-    const ggml::Convolution conv{channels, s.taps, s.conv, nullptr, true};
-    ggml::convolve(f.context, conv, rows.at(f.layer), rows.n, q, channels, q, channels);
     ggml::DeltaRule rule;
     rule.n_k_head = s.n_k_head;
     rule.n_v_head = s.n_v_head;
@@ -105,23 +103,17 @@ void fold(const Folding& f, const DeltaNet& s) {
     rule.v = {q + 2 * s.k_dim(), channels, s.v_head_dim};
     rule.alpha = alphas(f.work, s);
     rule.beta = betas(f.work, s);
-    ggml::delta_rule(f.context, rule, rows.at(f.layer + conv.state()), rows.n,
+    ggml::delta_rule(f.context, rule, sequences, f.work.by_sequence.n,
                      {f.work.folded, s.v_dim(), s.v_head_dim});
 }
 
 void finish(const Pass& p, const DeltaNet& s, float* y) {
-    Workspace& w = p.work;
-    const int64_t n = w.batch.n;
     ggml::GatedNorm norm;
     norm.n_group = s.n_v_head;
     norm.group = s.v_head_dim;
     norm.weight = s.norm;
-    norm.eps = p.model.config.norm_eps;
     norm.gate_first = false;
-    const ggml::Heads values{w.folded, s.v_dim(), s.v_head_dim};
-    ggml::gated_norm(p.context, norm, n, values, {gates(w, s), values.row, values.head}, values);
-    const ggml::Input input = w.input.prepare(p.context, w.folded, n, s.v_dim(), s.out.quantised());
-    p.multiply(input, {{s.out, y}});
+    finish_gated(p, norm, gates(p.work, s), s.out, y);
 }
 
 }  // namespace powerinfer

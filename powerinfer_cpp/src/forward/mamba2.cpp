@@ -26,11 +26,9 @@ Entering entering(const Workspace& work, const Mamba2& s) {
 }
 
 void fold(const Folding& f, const Mamba2& s) {
-    const RowsBySequence& rows = f.work.by_sequence;
     const int64_t channels = s.channels(), inner = s.inner(), shared = s.n_group * s.n_state;
+    const auto* sequences = convolve_first(f, {channels, s.taps, s.conv, s.conv_bias, true});
     float* const u = f.work.entering;
-    const ggml::Convolution conv{channels, s.taps, s.conv, s.conv_bias, true};
-    ggml::convolve(f.context, conv, rows.at(f.layer), rows.n, u, channels, u, channels);
     ggml::Mamba2Scan scan;
     scan.n_head = s.n_head;
     scan.head_dim = s.head_dim;
@@ -43,22 +41,17 @@ void fold(const Folding& f, const Mamba2& s) {
     scan.b = {u + inner, channels, s.n_state};
     scan.c = {u + inner + shared, channels, s.n_state};
     scan.dt = {f.work.beside, s.n_head, 1};
-    ggml::mamba2_scan(f.context, scan, rows.at(f.layer + conv.state()), rows.n,
+    ggml::mamba2_scan(f.context, scan, sequences, f.work.by_sequence.n,
                       {f.work.folded, inner, s.head_dim});
 }
 
 void finish(const Pass& p, const Mamba2& s, float* y) {
-    Workspace& w = p.work;
-    const int64_t n = w.batch.n, inner = s.inner(), group = s.norm ? s.norm_group : inner;
+    const int64_t inner = s.inner(), group = s.norm ? s.norm_group : inner;
     ggml::GatedNorm norm;
     norm.n_group = norm.n_weights = inner / group;
     norm.group = group;
     norm.weight = s.norm;
-    norm.eps = p.model.config.norm_eps;
-    const ggml::Heads values{w.folded, inner, group};
-    ggml::gated_norm(p.context, norm, n, values, {gates(w, s), inner, group}, values);
-    const ggml::Input input = w.input.prepare(p.context, w.folded, n, inner, s.out.quantised());
-    p.multiply(input, {{s.out, y}});
+    finish_gated(p, norm, gates(p.work, s), s.out, y);
 }
 
 }  // namespace powerinfer

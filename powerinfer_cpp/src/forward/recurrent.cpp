@@ -61,6 +61,24 @@ void replay(ggml::Context& context, const Model& model, const StateLayout& layou
     }
 }
 
+const ggml::StateRows* convolve_first(const Folding& f, const ggml::Convolution& conv) {
+    const RowsBySequence& rows = f.work.by_sequence;
+    float* const x = f.work.entering;
+    ggml::convolve(f.context, conv, rows.at(f.layer), rows.n, x, conv.channels, x, conv.channels);
+    return rows.at(f.layer + conv.state());
+}
+
+void finish_gated(const Pass& p, ggml::GatedNorm norm, float* gates, const ggml::Matrix& out,
+                  float* y) {
+    Workspace& w = p.work;
+    const int64_t n = w.batch.n, width = norm.n_group * norm.group;
+    norm.eps = p.model.config.norm_eps;
+    const ggml::Heads values{w.folded, width, norm.group};
+    ggml::gated_norm(p.context, norm, n, values, {gates, width, norm.group}, values);
+    const ggml::Input input = w.input.prepare(p.context, w.folded, n, width, out.quantised());
+    p.multiply(input, {{out, y}});
+}
+
 // x *= y, n floats.
 static void multiply(ggml::Context& context, float* x, const float* y, int64_t n) {
     const ggml::OpTimer timer(context.profile, "multiply");

@@ -46,6 +46,13 @@ void finish(const Pass& p, const ShortConvolution& s, float* y);
 void finish(const Pass& p, const Mamba2& s, float* y);
 void finish(const Pass& p, const DeltaNet& s, float* y);
 
+// What kinds of part have in common. Convolves Workspace::entering in place, and gives the
+// sequences for what follows, whose state is behind the convolution's.
+const ggml::StateRows* convolve_first(const Folding& f, const ggml::Convolution& conv);
+// y of Workspace::folded, after a norm with these gates.
+void finish_gated(const Pass& p, ggml::GatedNorm norm, float* gates, const ggml::Matrix& out,
+                  float* y);
+
 // Keeps what enters, of the rows of which it is kept.
 void keep_entering(const RowsBySequence& rows, int64_t at, const Entering& entering);
 // Folds n rows of a sequence of which it was kept into the states of all layers, `at_once` of them

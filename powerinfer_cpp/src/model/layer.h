@@ -14,6 +14,7 @@
 
 #include "ggml/neurons.h"
 #include "ggml/ops.h"
+#include "ggml/recurrence.h"
 #include "ggml/sketch.h"
 #include "ggml/tensor.h"
 #include "weights/neuron_layout.h"
@@ -184,7 +185,9 @@ struct Mamba2 {
 
     int64_t inner() const { return n_head * head_dim; }
     int64_t channels() const { return inner() + 2 * n_group * n_state; }
-    int64_t state() const { return (taps - 1) * channels() + inner() * n_state; }
+    int64_t state() const {
+        return (taps - 1) * channels() + ggml::matrix_states(n_head, n_state, head_dim);
+    }
     int64_t entering() const { return channels() + n_head; }
 };
 
@@ -208,7 +211,9 @@ struct DeltaNet {
     int64_t v_dim() const { return n_v_head * v_head_dim; }
     int64_t channels() const { return 2 * k_dim() + v_dim(); }
     int64_t by_head_dim() const { return channels() + v_dim(); }
-    int64_t state() const { return (taps - 1) * channels() + head_dim * v_dim(); }
+    int64_t state() const {
+        return (taps - 1) * channels() + ggml::matrix_states(n_v_head, head_dim, v_head_dim);
+    }
     int64_t entering() const { return channels() + 2 * n_v_head; }
 };
 

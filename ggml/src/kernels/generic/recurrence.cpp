@@ -8,66 +8,74 @@ namespace ggml::cpu::generic {
 
 namespace {
 
-// The state of a head of `size` values, where it is after the rows.
-float* begin_state(const StateRows& sequence, int64_t head, int64_t size) {
-    float* state = sequence.after + head * size;
+// Calls each(row, factor, scale, state) for the rows of a head. The `size` values of its state are
+// decayed by then.
+template <typename T, typename F>
+void each_step(const T& how, int64_t head, int64_t n_head, int64_t size, const StateRows& sequence,
+               const F& each) {
+    float *const state = sequence.after + head * size, *const kept =
+                                                           sequence.after + n_head * size + head;
+    float scale = 1;
     if (!sequence.before) {
         std::fill_n(state, size, 0.0f);
-    } else if (sequence.before != sequence.after) {
-        std::copy_n(sequence.before + head * size, size, state);
+    } else {
+        scale = sequence.before[n_head * size + head];
+        if (sequence.before != sequence.after) {
+            std::copy_n(sequence.before + head * size, size, state);
+        }
     }
-    return state;
+    for (int64_t t = 0; t < sequence.n; t++) {
+        Steps step;
+        find_steps(how, head, sequence.rows + t, 1, step, scale);
+        if (step.folded[0]) {
+            for (int64_t i = 0; i < size; i++) state[i] *= step.decayed[0];
+        }
+        each(sequence.rows[t], step.factor[0], scale, state);
+    }
+    *kept = scale;
 }
 
 void scan(const Mamba2Scan& how, int64_t head, const StateRows& sequence, const Heads& y) {
     const int64_t rows = how.n_state, cols = how.head_dim, group = served_by(how, head);
-    float* const state = begin_state(sequence, head, rows * cols);
-    for (int64_t t = 0; t < sequence.n; t++) {
-        const int64_t at = sequence.rows[t];
-        Steps step;
-        find_steps(how, head, sequence.rows + t, 1, step);
+    const auto step = [&](int64_t at, float dt, float scale, float* state) {
         const float *x = values(how.x, at, head), *b = values(how.b, at, group),
                     *c = values(how.c, at, group);
         float* const out = values(y, at, head);
         for (int64_t p = 0; p < cols; p++) {
-            const float added = step.factor[0] * x[p];
+            const float added = dt * x[p] / scale;
             float sum = 0;
             for (int64_t r = 0; r < rows; r++) {
                 float& s = state[state_at(rows, cols, kScanColumns, r, p)];
-                s = step.decay[0] * s + b[r] * added;
+                s += b[r] * added;
                 sum += c[r] * s;
             }
-            out[p] = sum + how.d[head] * x[p];
+            out[p] = scale * sum + how.d[head] * x[p];
         }
-    }
+    };
+    each_step(how, head, how.n_head, rows * cols, sequence, step);
 }
 
 void delta(const DeltaRule& how, int64_t head, const StateRows& sequence, const Heads& y) {
     const int64_t rows = how.head_dim, cols = how.v_head_dim, of_k = served_by(how, head);
-    float* const state = begin_state(sequence, head, rows * cols);
-    for (int64_t t = 0; t < sequence.n; t++) {
-        const int64_t at = sequence.rows[t];
-        Steps step;
-        find_steps(how, head, sequence.rows + t, 1, step);
+    const auto step = [&](int64_t at, float beta, float scale, float* state) {
         const float *q = values(how.q, at, of_k), *k = values(how.k, at, of_k),
                     *v = values(how.v, at, head);
         float* const out = values(y, at, head);
         for (int64_t c = 0; c < cols; c++) {
             float seen = 0, sum = 0;
             for (int64_t r = 0; r < rows; r++) {
-                float& s = state[state_at(rows, cols, kDeltaColumns, r, c)];
-                s *= step.decay[0];
-                seen += s * k[r];
+                seen += state[state_at(rows, cols, kDeltaColumns, r, c)] * k[r];
             }
-            const float change = step.factor[0] * (v[c] - seen);
+            const float change = beta * (v[c] - scale * seen) / scale;
             for (int64_t r = 0; r < rows; r++) {
                 float& s = state[state_at(rows, cols, kDeltaColumns, r, c)];
                 s += k[r] * change;
                 sum += s * q[r];
             }
-            out[c] = sum;
+            out[c] = scale * sum;
         }
-    }
+    };
+    each_step(how, head, how.n_v_head, rows * cols, sequence, step);
 }
 
 }  // namespace

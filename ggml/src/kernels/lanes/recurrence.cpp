@@ -43,6 +43,8 @@ inline f32x16 sub_product(f32x16 sum, f32x16 a, f32x16 b) {
 }
 
 constexpr int kTileRows = 4;  // of Mamba-2's state in registers, beside what positions bring
+// Words of the delta rule's state that are loaded before one of them is stored.
+constexpr int kLoaded = 1;
 
 }  // namespace ggml::cpu::GGML_ISA
 

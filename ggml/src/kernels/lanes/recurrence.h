@@ -45,18 +45,28 @@ inline bool streams(const StateRows& sequence, int64_t n, const float* from, con
     return sequence.n <= n && from != to && uintptr_t(to) % line == 0;
 }
 
-// Where a state is read: zeros are written if there is none, and so is what no row changes.
-inline const float* begin_state(const StateRows& sequence, int64_t at, int64_t size) {
-    float* const to = sequence.after + at;
+// The state of a head: where its values are read and written, and its scale after the last step.
+// Zeros are written where there is no state, and what no row changes is copied.
+struct HeadState {
+    const float* from;
+    float *to, *new_scale;
+    float scale = 1;
+};
+inline HeadState begin_state(const StateRows& sequence, int64_t head, int64_t n_head,
+                             int64_t size) {
+    HeadState s;
+    s.from = s.to = sequence.after + head * size;
+    s.new_scale = sequence.after + n_head * size + head;
     if (!sequence.before) {
-        for (int64_t i = 0; i < size; i++) to[i] = 0;
-        return to;
+        for (int64_t i = 0; i < size; i++) s.to[i] = 0;
+        return s;
     }
-    const float* from = sequence.before + at;
-    if (sequence.n == 0 && from != to) {
-        for (int64_t i = 0; i < size; i++) to[i] = from[i];
+    s.from = sequence.before + head * size;
+    s.scale = sequence.before[n_head * size + head];
+    if (sequence.n == 0 && s.from != s.to) {
+        for (int64_t i = 0; i < size; i++) s.to[i] = s.from[i];
     }
-    return from;
+    return s;
 }
 
 // ---- Mamba-2 ---------------------------------------------------------------------------------
@@ -67,7 +77,7 @@ constexpr int64_t kCopiedRows = 32;  // of a state, whose B and C are copied tog
 // What a head's next rows bring, copied, so that rows that lie far apart do not drive each other
 // from the cache.
 struct Copies {
-    float x[kBlocks][kSteps][kScanColumns];  // dt x
+    float x[kBlocks][kSteps][kScanColumns];  // dt x / scale
     float y[kBlocks][kSteps][kScanColumns];  // sums so far
     float b[kSteps][kCopiedRows], c[kSteps][kCopiedRows];
 };
@@ -86,13 +96,18 @@ inline void scan_tile(const float* from, float* to, int64_t width, int64_t block
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) state[r] = load_columns<kind>(from + r * width, width);
     for (int64_t t = 0; t < n; t++) {
-        const f32x16 decay = spread(steps.decay[t]), x = load16(copies.x[block][t]);
+        if (steps.folded[t]) {
+            const f32x16 by = spread(steps.decayed[t]);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++) state[r] = mul(by, state[r]);
+        }
+        const f32x16 x = load16(copies.x[block][t]);
         f32x16 sum = load16(copies.y[block][t]);
         const int64_t at = t * factors.apart + row;
         const float *b = factors.b + at, *c = factors.c + at;
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            state[r] = add_product(mul(decay, state[r]), spread(b[r]), x);
+            state[r] = add_product(state[r], spread(b[r]), x);
             sum = add_product(sum, spread(c[r]), state[r]);
         }
         store(copies.y[block][t], sum);
@@ -124,9 +139,10 @@ void scan_columns(const Mamba2Scan& how, int64_t head, const int32_t* rows, int6
     const int64_t n_state = how.n_state, group = served_by(how, head);
     for (int64_t i = 0; i < n; i++) {
         const float* x = values(how.x, rows[i], head) + first;
+        const float by = steps.factor[i] / steps.scale[i];
         for (int64_t c = 0; c < kBlocks * kScanColumns; c++) {
             float& value = copies.x[c / kScanColumns][i][c % kScanColumns];
-            value = c < cols ? steps.factor[i] * x[c] : 0;
+            value = c < cols ? by * x[c] : 0;
             copies.y[c / kScanColumns][i][c % kScanColumns] = 0;
         }
     }
@@ -160,33 +176,36 @@ void scan_columns(const Mamba2Scan& how, int64_t head, const int32_t* rows, int6
         const float* x = values(how.x, rows[i], head) + first;
         float* const out = values(y, rows[i], head) + first;
         for (int64_t c = 0; c < cols; c++) {
-            out[c] = copies.y[c / kScanColumns][i][c % kScanColumns] + how.d[head] * x[c];
+            const float sum = copies.y[c / kScanColumns][i][c % kScanColumns];
+            out[c] = steps.scale[i] * sum + how.d[head] * x[c];
         }
     }
 }
 
 void scan(const Mamba2Scan& how, int64_t head, const StateRows& sequence, const Heads& y) {
     const int64_t cols = how.head_dim, size = cols * how.n_state;
-    const float* from = begin_state(sequence, head * size, size);
-    float* const to = sequence.after + head * size;
+    HeadState state = begin_state(sequence, head, how.n_head, size);
+    const float* from = state.from;
+    float* const to = state.to;
     const bool streamed = streams(sequence, kSteps, from, to);
     for (int64_t t = 0; t < sequence.n; t += kSteps) {
         const int64_t n = least(kSteps, sequence.n - t);
         const int32_t* rows = sequence.rows + t;
         Steps steps;
-        find_steps(how, head, rows, n, steps);
+        find_steps(how, head, rows, n, steps, state.scale);
         for (int64_t c = 0; c < cols; c += kBlocks * kScanColumns) {
             const int64_t some = least(kBlocks * kScanColumns, cols - c);
             scan_columns(how, head, rows, n, steps, c, some, from, to, streamed, y);
         }
         from = to;
     }
+    *state.new_scale = state.scale;
     if (streamed) end_streams();
 }
 
 // ---- the gated delta rule --------------------------------------------------------------------
 constexpr int kWords = kDeltaColumns / kWord;  // of a row of a block
-constexpr int64_t kCopied = 4096;  // values of q and k that are copied for the next rows, at most
+constexpr int64_t kCopied = 2048;  // values of q and k that are copied for the next rows, at most
 
 // What the next rows bring: q and k, and their product.
 struct Keys {
@@ -207,99 +226,127 @@ inline float dot(const float* a, const float* b, int64_t n) {
     return total;
 }
 
-// What a step adds to W words of columns: S = decay S + k (x) delta.
-template <int W>
+// What a step adds to a block of columns, k (x) delta, and S^T k and S^T q, which the next one
+// needs.
 struct Change {
-    float decay;
     const float* k;
-    f32x16 delta[W];
+    alignas(64) float delta[kDeltaColumns];
 };
-// S^T k and S^T q.
-template <int W>
 struct Reads {
-    f32x16 seen[W], sum[W];
+    alignas(64) float seen[kDeltaColumns], sum[kDeltaColumns];
 };
 
-// One pass over a block of columns: applies the change of the last step, if any, and reads the new
-// state for the next one, if any. Its rows add up in order.
-template <Columns kind, int W, bool change, bool read>
-inline void pass(const float* from, float* to, int64_t rows, int64_t width, const Change<W>& last,
-                 const float* q, const float* k, Reads<W>& reads) {
-    const f32x16 decay = spread(change ? last.decay : 0);
-    f32x16 seen[W], sum[W];
-    for (int w = 0; w < W; w++) seen[w] = sum[w] = spread(0);
-    for (int64_t r = 0; r < rows; r++, from += width, to += width) {
+// One pass over a block of columns: adds the change of the last step, if any, and reads the new
+// state for the next one, if any. Its rows add up in order. Not inlined, so that its loop has all
+// registers.
+template <Columns kind, bool change, bool read>
+[[gnu::noinline]] void pass(const float* from, float* to, int64_t rows, int64_t width,
+                            const Change& last, const float* q, const float* k, Reads& reads) {
+    f32x16 seen[kWords], sum[kWords], delta[kWords];
 #pragma GCC unroll 2
-        for (int w = 0; w < W; w++) {
-            const int64_t at = w * kWord;
-            if (kind == Columns::part && at >= width) break;
-            f32x16 state = load_columns<kind>(from + at, width - at);
-            if (change) {
-                state = add_product(mul(decay, state), spread(last.k[r]), last.delta[w]);
-                store_columns<kind>(to + at, state, width - at);
+    for (int w = 0; w < kWords; w++) {
+        seen[w] = sum[w] = spread(0);
+        delta[w] = load16(last.delta + w * kWord);
+    }
+    const float* const last_k = last.k;
+    for (int64_t r = 0; r < rows; r++, from += width, to += width) {
+        const f32x16 of_last = spread(change ? last_k[r] : 0);
+        const f32x16 of_k = spread(read ? k[r] : 0), of_q = spread(read ? q[r] : 0);
+#pragma GCC unroll 2
+        for (int first = 0; first < kWords; first += kLoaded) {
+            f32x16 state[kLoaded];
+#pragma GCC unroll 2
+            for (int i = 0; i < kLoaded; i++) {
+                const int64_t w = first + i, at = w * kWord;
+                if (kind == Columns::part && at >= width) break;
+                state[i] = load_columns<kind>(from + at, width - at);
+                if (change) state[i] = add_product(state[i], of_last, delta[w]);
             }
-            if (read) {
-                seen[w] = add_product(seen[w], spread(k[r]), state);
-                sum[w] = add_product(sum[w], spread(q[r]), state);
+#pragma GCC unroll 2
+            for (int i = 0; i < kLoaded; i++) {
+                const int64_t w = first + i, at = w * kWord;
+                if (kind == Columns::part && at >= width) break;
+                if (change) store_columns<kind>(to + at, state[i], width - at);
+                if (!read) continue;
+                seen[w] = add_product(seen[w], of_k, state[i]);
+                sum[w] = add_product(sum[w], of_q, state[i]);
             }
         }
     }
     if (!read) return;
-    for (int w = 0; w < W; w++) {
-        reads.seen[w] = seen[w];
-        reads.sum[w] = sum[w];
+#pragma GCC unroll 2
+    for (int w = 0; w < kWords; w++) {
+        store(reads.seen + w * kWord, seen[w]);
+        store(reads.sum + w * kWord, sum[w]);
     }
 }
 
-// n steps of the `width` columns from `col` on, a block. A step's result is decay S^T q + (k . q)
-// delta of the state before it, so one pass reads all that it needs, and the next one applies its
-// change.
-template <Columns kind, int W>
-void delta_block(const DeltaRule& how, int64_t head, const int32_t* rows, int64_t n,
+// Fetches a block's share of what a later row brings, of q, k, v and y: too short runs for the
+// processor's own prefetchers, and too many at once if it were not for each block.
+inline void fetch(const DeltaRule& how, int64_t head, int64_t row, int64_t col, const Heads& y) {
+    const int64_t of_k = served_by(how, head);
+    for (const float* p : {values(how.q, row, of_k), values(how.k, row, of_k),
+                           values(how.v, row, head), values(y, row, head)}) {
+        for (int64_t at = 0; at < kDeltaColumns; at += kWord) __builtin_prefetch(p + col + at);
+    }
+}
+
+// n steps of the `width` columns from `col` on, a block; `more` rows follow these. With S as it has
+// decayed, a step's result is S^T q + (k . q) delta, so one pass reads all that it needs, and the
+// next one adds its change.
+template <Columns kind>
+void delta_block(const DeltaRule& how, int64_t head, const int32_t* rows, int64_t n, int64_t more,
                  const Steps& steps, const Keys& keys, int64_t col, int64_t width,
                  const float* from, float* to, const Heads& y) {
     constexpr Columns kept = kind == Columns::part ? kind : Columns::whole;
-    Change<W> change = {};
-    Reads<W> reads;
+    const int64_t n_row = how.head_dim;
+    Change change = {};
+    Reads reads;
     for (int64_t i = 0; i < n; i++) {
         const float *q = keys.q[i], *k = keys.k[i];
+        if (i < more) fetch(how, head, rows[n + i], col, y);
         if (i == 0) {
-            pass<kept, W, false, true>(from, to, how.head_dim, width, change, q, k, reads);
+            pass<kept, false, true>(from, to, n_row, width, change, q, k, reads);
         } else {
-            pass<kept, W, true, true>(from, to, how.head_dim, width, change, q, k, reads);
+            pass<kept, true, true>(from, to, n_row, width, change, q, k, reads);
             from = to;
         }
         const float* v = values(how.v, rows[i], head) + col;
         float* const out = values(y, rows[i], head) + col;
-        const f32x16 decay = spread(steps.decay[i]);
-        change.decay = steps.decay[i];
+        const f32x16 decayed = spread(steps.decayed[i]), unit = spread(1 / steps.scale[i]);
         change.k = k;
-        for (int w = 0; w < W; w++) {
-            const int64_t at = w * kWord;
-            if (at >= width) break;
+#pragma GCC unroll 2
+        for (int64_t at = 0; at < kDeltaColumns; at += kWord) {
+            if (kind == Columns::part && at >= width) break;
             const f32x16 value = load_columns<kept>(v + at, width - at);
-            const f32x16 more = sub_product(value, decay, reads.seen[w]);
-            change.delta[w] = mul(spread(steps.factor[i]), more);
-            const f32x16 old = mul(decay, reads.sum[w]);
-            store_columns<kept>(
-                out + at, add_product(old, spread(keys.product[i]), change.delta[w]), width - at);
+            const f32x16 unseen = sub_product(value, decayed, load16(reads.seen + at));
+            const f32x16 delta = mul(spread(steps.factor[i]), unseen);
+            const f32x16 old = mul(decayed, load16(reads.sum + at));
+            store(change.delta + at, mul(unit, delta));
+            store_columns<kept>(out + at, add_product(old, spread(keys.product[i]), delta),
+                                width - at);
+        }
+        if (steps.folded[i]) {
+            for (int64_t c = 0; c < n_row * width; c++) to[c] = from[c] * steps.decayed[i];
+            from = to;
         }
     }
-    pass<kind, W, true, false>(from, to, how.head_dim, width, change, nullptr, nullptr, reads);
+    pass<kind, true, false>(from, to, n_row, width, change, nullptr, nullptr, reads);
 }
 
 void delta(const DeltaRule& how, int64_t head, const StateRows& sequence, const Heads& y) {
     const int64_t rows = how.head_dim, cols = how.v_head_dim, size = rows * cols;
     const int64_t of_k = served_by(how, head), most = kCopied / 2 / rows;
-    const float* from = begin_state(sequence, head * size, size);
-    float* const to = sequence.after + head * size;
+    HeadState state = begin_state(sequence, head, how.n_v_head, size);
+    const float* from = state.from;
+    float* const to = state.to;
     const bool streamed = streams(sequence, 1, from, to);
     float copied[kCopied];
     for (int64_t t = 0, n = 0; t < sequence.n; t += n) {
         n = least(least(most < 1 ? 1 : most, kSteps), sequence.n - t);
         const int32_t* at = sequence.rows + t;
         Steps steps;
-        find_steps(how, head, at, n, steps);
+        find_steps(how, head, at, n, steps, state.scale);
         Keys keys;
         for (int64_t i = 0; i < n; i++) {
             keys.q[i] = values(how.q, at[i], of_k);
@@ -316,14 +363,15 @@ void delta(const DeltaRule& how, int64_t head, const StateRows& sequence, const 
         }
         for (int64_t col = 0; col < cols; col += kDeltaColumns) {
             const int64_t width = least(kDeltaColumns, cols - col);
-            const auto compute = width < kDeltaColumns ? delta_block<Columns::part, kWords>
-                                 : streamed            ? delta_block<Columns::streamed, kWords>
-                                                       : delta_block<Columns::whole, kWords>;
-            compute(how, head, at, n, steps, keys, col, width, from + col * rows, to + col * rows,
-                    y);
+            const auto compute = width < kDeltaColumns ? delta_block<Columns::part>
+                                 : streamed            ? delta_block<Columns::streamed>
+                                                       : delta_block<Columns::whole>;
+            compute(how, head, at, n, sequence.n - t - n, steps, keys, col, width,
+                    from + col * rows, to + col * rows, y);
         }
         from = to;
     }
+    *state.new_scale = state.scale;
     if (streamed) end_streams();
 }
 
