@@ -317,6 +317,20 @@ void test_gate(gate_fn fn, gate_fn generic, DType) {
     });
 }
 
+void test_sigmoid_gate(sigmoid_gate_fn fn, sigmoid_gate_fn generic, DType) {
+    for_lengths([&](int64_t n) {
+        const auto gate = odd_floats(n), x = random_floats(n);
+        CHECK(same_change(fn, generic, x, [&](sigmoid_gate_fn f, float* y) {
+            std::vector<float> g = gate;
+            f(y, g.data(), n);
+        }));
+        CHECK(same_change(fn, generic, gate, [&](sigmoid_gate_fn f, float* g) {
+            std::vector<float> y = x;
+            f(y.data(), g, n);
+        }));
+    });
+}
+
 void test_softcap(softcap_fn fn, softcap_fn generic, DType) {
     for_lengths([&](int64_t n) {
         CHECK(

@@ -240,6 +240,15 @@ void test_add() {
             scale(*c, scaled.data(), 5.5f, n);
             softcap(*c, capped.data(), 0.75f, n);
             for (size_t i = 0; i < scaled.size(); i++) good &= scaled[i] == x[i] * 5.5f;
+            Floats product = x;
+            multiply(*c, product.data(), y.data(), n);
+            for (size_t i = 0; i < product.size(); i++) good &= product[i] == x[i] * y[i];
+            Floats gated = x, gate = y;
+            gate_by_sigmoid(*c, gated.data(), gate.data(), n);
+            for (size_t i = 0; i < gated.size(); i++) {
+                const double want = x[i] / (1 + std::exp(-double(y[i])));
+                good &= std::fabs(gated[i] - want) <= 4e-7 * std::fabs(want);
+            }
             for (size_t i = 0; i < capped.size(); i++) {
                 const double want = 0.75 * std::tanh(double(x[i]) / 0.75);
                 good &= std::fabs(capped[i] - want) <= 4e-7 * std::fabs(want);

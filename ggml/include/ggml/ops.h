@@ -94,6 +94,9 @@ void layer_norm(Context& context, const float* x, const float* weight, const flo
 // x *= factor, n floats.
 void scale(Context& context, float* x, float factor, int64_t n);
 
+// x *= y, n floats.
+void multiply(Context& context, float* x, const float* y, int64_t n);
+
 // x = cap * tanh(x / cap), n floats; cap > 0.
 void softcap(Context& context, float* x, float cap, int64_t n);
 
@@ -109,7 +112,10 @@ enum class Activation : uint8_t { relu, drelu, relu2, silu, gelu, gelu_tanh, swi
 // gate = act(gate) * up (drelu: relu(gate) * relu(up); swiglu_oai: times oai_up(up)), n floats.
 void gated_activation(Context& context, Activation act, float* gate, const float* up, int64_t n);
 
-// The same without a gate: x = act(x).
+// x *= sigmoid(gate), n floats. gate is overwritten.
+void gate_by_sigmoid(Context& context, float* x, float* gate, int64_t n);
+
+// An activation without a gate: x = act(x).
 void activation(Context& context, Activation act, float* x, int64_t n);
 
 // xIELU (arXiv 2411.13010): positive x become p x^2 + beta x, others n (e^min(x, eps) - 1 - x) +

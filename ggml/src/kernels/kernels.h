@@ -138,6 +138,8 @@ using quantize_fn = void (*)(const float* x, int64_t t0, int64_t nt, const Q8Row
 using activate_fn = void (*)(Activation act, float threshold, float* x, int64_t n);
 // x = act(x) * up (drelu: relu(x) * relu(up); swiglu_oai: times oai_up(up)).
 using gate_fn = void (*)(Activation act, float* x, const float* up, int64_t n);
+// x *= sigmoid(gate), which becomes that.
+using sigmoid_gate_fn = void (*)(float* x, float* gate, int64_t n);
 // x = cap * tanh(x / cap).
 using softcap_fn = void (*)(float* x, float cap, int64_t n);
 using xielu_fn = void (*)(const Xielu& how, float* x, int64_t n);
@@ -198,6 +200,7 @@ struct Kernels {
     quantize_fn quantize[kTypes];  // by input type: F32
     activate_fn activate[kTypes];  // this and the next: F32
     gate_fn gate[kTypes];
+    sigmoid_gate_fn sigmoid_gate[kTypes];
     softcap_fn softcap[kTypes];
     xielu_fn xielu[kTypes];
     add_scaled_fn add_scaled[kTypes];

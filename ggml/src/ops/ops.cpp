@@ -234,6 +234,13 @@ void scale(Context& context, float* x, float factor, int64_t n) {
     });
 }
 
+void multiply(Context& context, float* x, const float* y, int64_t n) {
+    const OpTimer timer(context.profile, "multiply");
+    context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) x[i] *= y[i];
+    });
+}
+
 void softcap(Context& context, float* x, float cap, int64_t n) {
     const OpTimer timer(context.profile, "softcap");
     context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
@@ -259,6 +266,13 @@ void gated_activation(Context& context, Activation act, float* gate, const float
     const OpTimer timer(context.profile, "gated_activation");
     context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
         context.kernels.gate[kF32](act, gate + begin, up + begin, end - begin);
+    });
+}
+
+void gate_by_sigmoid(Context& context, float* x, float* gate, int64_t n) {
+    const OpTimer timer(context.profile, "gate_by_sigmoid");
+    context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
+        context.kernels.sigmoid_gate[kF32](x + begin, gate + begin, end - begin);
     });
 }
 

@@ -154,13 +154,6 @@ void take_queries(const Pass& p, const Attention& a, bool gates) {
                      {b.q, a.q_dim(), d});
 }
 
-// x *= sigmoid(gate), n floats.
-void gate_by_sigmoid(const Pass& p, float* x, const float* gate, int64_t n) {
-    p.context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; i++) x[i] *= ggml::sigmoid(gate[i]);
-    });
-}
-
 // y = Wo . attention(Wq . x, Wk . x, Wv . x)
 void attention(const Pass& p, int64_t layer, const Attention& a, const float* x, float* y) {
     Workspace& b = p.work;
@@ -191,7 +184,7 @@ void attention(const Pass& p, int64_t layer, const Attention& a, const float* x,
 
     if (a.gated) {
         take_queries(p, a, true);
-        gate_by_sigmoid(p, b.attended, b.q, n * a.out_dim());
+        ggml::gate_by_sigmoid(p.context, b.attended, b.q, n * a.out_dim());
     }
     if (a.out_norm) {
         ggml::rms_norm(p.context, b.attended, a.out_norm, p.model.config.norm_eps, n, a.out_dim(),

@@ -79,14 +79,6 @@ void finish_gated(const Pass& p, ggml::GatedNorm norm, float* gates, const ggml:
     p.multiply(input, {{out, y}});
 }
 
-// x *= y, n floats.
-static void multiply(ggml::Context& context, float* x, const float* y, int64_t n) {
-    const ggml::OpTimer timer(context.profile, "multiply");
-    context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; i++) x[i] *= y[i];
-    });
-}
-
 void project(const Pass& p, const ShortConvolution& s, const float* x) {
     Workspace& w = p.work;
     const int64_t n = w.batch.n;
@@ -94,7 +86,7 @@ void project(const Pass& p, const ShortConvolution& s, const float* x) {
     const ggml::Input input = w.input.prepare(p.context, x, n, p.model.config.n_embd, q8);
     float* const u = w.beside + n * s.channels;
     p.multiply(input, {{s.b, w.entering, nullptr}, {s.c, w.beside, nullptr}, {s.u, u, nullptr}});
-    multiply(p.context, w.entering, u, n * s.channels);
+    ggml::multiply(p.context, w.entering, u, n * s.channels);
 }
 
 Entering entering(const Workspace& work, const ShortConvolution& s) {
@@ -110,7 +102,7 @@ void fold(const Folding& f, const ShortConvolution& s) {
 void finish(const Pass& p, const ShortConvolution& s, float* y) {
     Workspace& w = p.work;
     const int64_t n = w.batch.n;
-    multiply(p.context, w.folded, w.beside, n * s.channels);
+    ggml::multiply(p.context, w.folded, w.beside, n * s.channels);
     const ggml::Input input =
         w.input.prepare(p.context, w.folded, n, s.channels, s.out.quantised());
     p.multiply(input, {{s.out, y, nullptr}});

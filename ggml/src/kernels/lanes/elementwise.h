@@ -78,6 +78,11 @@ void gate(Activation act, float* x, const float* up, int64_t n) {
     }
 }
 
+void sigmoid_gate(float* x, float* gate, int64_t n) {
+    each(gate, n, [](float v) { return sigmoid(v); });
+    for (int64_t i = 0; i < n; i++) x[i] *= gate[i];
+}
+
 void softcap(float* x, float cap, int64_t n) {
     each(x, n, [=](float v) { return cap * tanh_f32(v / cap); });
 }
@@ -260,14 +265,15 @@ void convolve(const Convolution& how, int64_t first, int64_t n, const StateRows&
 }  // namespace ggml::cpu
 
 // Names them in the namespace of an instruction set.
-#define ELEMENTWISE_KERNELS                           \
-    const activate_fn activate__f32 = activate;       \
-    const gate_fn gate__f32 = gate;                   \
-    const softcap_fn softcap__f32 = softcap;          \
-    const xielu_fn xielu__f32 = xielu;                \
-    const add_scaled_fn add_scaled__f32 = add_scaled; \
-    const mix_fn mix__f32 = mix;                      \
-    const rms_norm_fn rms_norm__f32 = rms_norm;       \
-    const layer_norm_fn layer_norm__f32 = layer_norm; \
-    const rope_fn rope__f32 = rope;                   \
+#define ELEMENTWISE_KERNELS                                 \
+    const activate_fn activate__f32 = activate;             \
+    const gate_fn gate__f32 = gate;                         \
+    const sigmoid_gate_fn sigmoid_gate__f32 = sigmoid_gate; \
+    const softcap_fn softcap__f32 = softcap;                \
+    const xielu_fn xielu__f32 = xielu;                      \
+    const add_scaled_fn add_scaled__f32 = add_scaled;       \
+    const mix_fn mix__f32 = mix;                            \
+    const rms_norm_fn rms_norm__f32 = rms_norm;             \
+    const layer_norm_fn layer_norm__f32 = layer_norm;       \
+    const rope_fn rope__f32 = rope;                         \
     const convolve_fn convolve__f32 = convolve;
