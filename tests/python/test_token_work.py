@@ -54,6 +54,9 @@ class FakeSession:
     def length(self, sequence: int = 0) -> int:
         return 0
 
+    def guess(self, token: int, sequence: int = 0) -> tuple[int, float]:
+        return 1, 1.0
+
     def truncate(self, n: int, sequence: int = 0) -> None:
         pass
 
