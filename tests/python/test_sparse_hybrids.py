@@ -23,6 +23,7 @@ from powerinfer_cpp.core.model import SPARSE_MODES, Model
 from powerinfer_cpp.core.plan import memory_plan
 from powerinfer_cpp.core.session import Session
 from powerinfer_cpp.placement import Machine, embed_placement, place, read_model, read_placement
+from powerinfer_cpp.predictor import train as training
 from powerinfer_cpp.predictor import train_predictors
 from powerinfer_cpp.predictor.pairs import Pairs
 from powerinfer_cpp.profile import profile
@@ -257,13 +258,19 @@ def test_sketches_from_a_text(
 @pytest.mark.peer("torch")
 @pytest.mark.parametrize("name", ["nemotron-groups", "nemotron-narrow"])
 def test_mlps_from_a_text(
-    name: str, profiled: Callable[[str], Path], text: Path, tmp_path: Path
+    name: str,
+    profiled: Callable[[str], Path],
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
-    out, options = tmp_path / "out.gguf", {"n_ctx": 32, "target": 20.0, "epochs": 2, **FIELDS}
+    monkeypatch.setattr(training, "BATCH", 128)
+    out, options = tmp_path / "out.gguf", {"n_ctx": 32, "target": 20.0, "epochs": 8, **FIELDS}
     report = train_predictors(profiled(name), out, text, torch_device="cpu", **options)
     assert [layer.layer for layer in report.layers] == layers_of(name)
+    assert any(layer.rank for layer in report.layers)
     scores(out, sparse="predictor")
 
 

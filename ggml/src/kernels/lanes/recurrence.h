@@ -285,8 +285,10 @@ template <Columns kind, bool change, bool read>
 // processor's own prefetchers, and too many at once if it were not for each block.
 inline void fetch(const DeltaRule& how, int64_t head, int64_t row, int64_t col, const Heads& y) {
     const int64_t of_k = served_by(how, head);
-    for (const float* p : {values(how.q, row, of_k), values(how.k, row, of_k),
-                           values(how.v, row, head), values(y, row, head)}) {
+    // An array: a list in braces would be a template outside this file's namespace.
+    const float* const rows[] = {values(how.q, row, of_k), values(how.k, row, of_k),
+                                 values(how.v, row, head), values(y, row, head)};
+    for (const float* p : rows) {
         for (int64_t at = 0; at < kDeltaColumns; at += kWord) __builtin_prefetch(p + col + at);
     }
 }
