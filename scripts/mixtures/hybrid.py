@@ -59,6 +59,14 @@ class Hybrid(Plain):
         """What the mixer gives before its output matrix, with norm weights of 1."""
         raise NotImplementedError
 
+    def _folding(self, arch: str, state: int, groups: int, heads: int) -> Iterator[Entry]:
+        """The sizes of mixers that fold."""
+        yield uint32(f"{arch}.ssm.conv_kernel", TAPS)
+        yield uint32(f"{arch}.ssm.state_size", state)
+        yield uint32(f"{arch}.ssm.group_count", groups)
+        yield uint32(f"{arch}.ssm.time_step_rank", heads)
+        yield uint32(f"{arch}.ssm.inner_size", self.inner)
+
     def _rows(self, rng: np.random.Generator, n: int, scale: float = 1) -> np.ndarray:
         """Encoded rows of n_embd columns."""
         return self._encoded(self._normal(rng, n, self.shape.embd, scale))
@@ -269,11 +277,7 @@ class Nemotron(Hybrid):
         yield boolean(f"{arch}.rope.scaling.finetuned", False)
         yield float32(f"{arch}.attention.layer_norm_epsilon", 1e-5)
         yield uint32(f"{arch}.vocab_size", s.vocab)
-        yield uint32(f"{arch}.ssm.conv_kernel", TAPS)
-        yield uint32(f"{arch}.ssm.state_size", self.state)
-        yield uint32(f"{arch}.ssm.group_count", self.groups)
-        yield uint32(f"{arch}.ssm.inner_size", self.inner)
-        yield uint32(f"{arch}.ssm.time_step_rank", self.heads)
+        yield from self._folding(arch, self.state, self.groups, self.heads)
         yield uint32(f"{arch}.expert_shared_feed_forward_length", self.shared)
         yield uint32(f"{arch}.expert_shared_count", 1)
         yield uint32(f"{arch}.expert_group_count", 1)
@@ -374,11 +378,7 @@ class Qwen(Hybrid):
         yield array(f"{arch}.rope.dimension_sections", "INT32", [11, 11, 10, 0])
         yield float32(f"{arch}.rope.freq_base", 1e7)
         yield uint32(f"{arch}.full_attention_interval", 4)
-        yield uint32(f"{arch}.ssm.conv_kernel", TAPS)
-        yield uint32(f"{arch}.ssm.state_size", self.wide)
-        yield uint32(f"{arch}.ssm.group_count", self.k_heads)
-        yield uint32(f"{arch}.ssm.time_step_rank", self.v_heads)
-        yield uint32(f"{arch}.ssm.inner_size", self.inner)
+        yield from self._folding(arch, self.wide, self.k_heads, self.v_heads)
         yield uint32(f"{arch}.expert_shared_feed_forward_length", s.ff)
 
 

@@ -13,8 +13,8 @@ namespace {
 template <typename T, typename F>
 void each_step(const T& how, int64_t head, int64_t n_head, int64_t size, const StateRows& sequence,
                const F& each) {
-    float *const state = sequence.after + head * size, *const kept =
-                                                           sequence.after + n_head * size + head;
+    float* const state = sequence.after + head * size;
+    float* const kept = sequence.after + n_head * size + head;
     float scale = 1;
     if (!sequence.before) {
         std::fill_n(state, size, 0.0f);
