@@ -63,6 +63,15 @@ struct Product {
     const float* scale = nullptr;  // [1], or null for 1
 };
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products);
+// The same for n matrices, each with one row of the input.
+struct RowProduct {
+    const Matrix* w;
+    int64_t row;         // of x
+    float* y;            // [w->rows]
+    const float* bias;   // [w->rows] or null
+    const float* scale;  // [1], or null for 1
+};
+void matmul_rows(Context& context, const Input& x, const RowProduct* products, int64_t n);
 
 // Heads of rows: the values of head h of row t begin at x + t * row + h * head.
 struct Heads {

@@ -93,28 +93,53 @@ void some_strips(const cpu::Kernels& kernels, const Matrix& w, const float* scal
     }
 }
 
+// What a call multiplies: a matrix, and rows of its input.
+struct Factors {
+    const Matrix& w;
+    const float *scale, *bias;
+    Rows rows;
+};
+
+// Computes `n` products, of `rows` rows each, in one region. of(i): the factors of product i.
+template <typename F>
+void multiply_all(Context& context, const Input& x, int64_t n, int64_t rows, const F& of) {
+    OpTimer timer(context.profile, "matmul");
+    int64_t total = 0, bytes = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const Matrix& w = of(i).w;
+        total += strips_of(w);
+        bytes += w.bytes();
+    }
+    timer.read(uint64_t(bytes));
+    const int64_t grain = grain_for(context, total, bytes, rows);
+    context.threads.run(total, grain, [&](int64_t begin, int64_t end, int) {
+        int64_t first = 0;
+        for (int64_t i = 0; i < n; i++) {
+            const Factors f = of(i);
+            const int64_t strips = strips_of(f.w);
+            const int64_t from = std::max(begin, first), to = std::min(end, first + strips);
+            if (from < to) {
+                some_strips(context.kernels, f.w, f.scale, f.bias, from - first, to - from, x,
+                            f.rows);
+            }
+            first += strips;
+        }
+    });
+}
+
 }  // namespace
 
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products) {
-    OpTimer timer(context.profile, "matmul");
-    int64_t total = 0, bytes = 0;
-    for (const Product& p : products) {
-        total += strips_of(p.w);
-        bytes += p.w.bytes();
-    }
-    timer.read(uint64_t(bytes));
-    const int64_t grain = grain_for(context, total, bytes, x.rows);
-    context.threads.run(total, grain, [&](int64_t begin, int64_t end, int) {
-        int64_t first = 0;
-        for (const Product& p : products) {
-            const int64_t n = strips_of(p.w);
-            const int64_t from = std::max(begin, first), to = std::min(end, first + n);
-            if (from < to) {
-                some_strips(context.kernels, p.w, p.scale, p.bias, from - first, to - from, x,
-                            {0, x.rows, p.y, p.w.rows});
-            }
-            first += n;
-        }
+    multiply_all(context, x, int64_t(products.size()), x.rows, [&](int64_t i) {
+        const Product& p = products.begin()[i];
+        return Factors{p.w, p.scale, p.bias, {0, x.rows, p.y, p.w.rows}};
+    });
+}
+
+void matmul_rows(Context& context, const Input& x, const RowProduct* products, int64_t n) {
+    multiply_all(context, x, n, 1, [&](int64_t i) {
+        const RowProduct& p = products[i];
+        return Factors{*p.w, p.scale, p.bias, {p.row, 1, p.y, p.w->rows}};
     });
 }
 

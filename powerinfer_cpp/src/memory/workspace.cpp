@@ -23,7 +23,9 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     const Config& c = model.config;
     const LargestSizes sizes = largest_sizes(model.layers);
     const int64_t rows = p.n_ubatch, n_ff = sizes.n_ff;
-    input = ggml::InputBuffer(carver, rows, widest(model, sizes));
+    // Of a single row all experts have a place: see mixture_from_disk(), mixture_of_row().
+    const int64_t by_expert = std::max(rows, sizes.n_used);
+    input = ggml::InputBuffer(carver, by_expert, widest(model, sizes));
     carver.take(attention_rows, {rows});
     const int64_t latents = ggml::kKvPage * ggml::info(ggml::DType(p.type_k)).size(sizes.latent);
     attention = ggml::AttentionScratch(
@@ -39,7 +41,7 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     for (const FeedForward* part : model.ffns) {
         if (!part->blocks[0].neurons.n) n_gate = std::max(n_gate, part->n_ff);
     }
-    for (float** to : {&gate, &up}) carver.take(*to, {rows, n_gate});
+    for (float** to : {&gate, &up}) carver.take(*to, {by_expert, n_gate});
     for (const Rope& rope : c.ropes) carver.take(cos_sin.emplace_back(), {rows, rope.n_rot});
     if (const int64_t width = model.layer_embd.width) {
         carver.take(layer_embd, {rows, c.n_layer * width});
@@ -64,8 +66,8 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
         carver.take(expert_rows.first, {sizes.n_expert + 1});
         carver.take(expert_rows.rows, {rows, sizes.n_used});
         carver.take(expert_rows.expert_weights, {rows, sizes.n_used});
-        // Of a single row all experts have a place: see mixture_from_disk().
-        carver.take(expert_out, {std::max<int64_t>(rows, sizes.n_used), c.n_embd});
+        carver.take(expert_out, {by_expert, c.n_embd});
+        carver.take(products, {2 * sizes.n_used});
         for (float** to : {&gathered, &gathered_residual}) {
             carver.take(*to, {rows, c.n_embd});
         }
@@ -83,9 +85,8 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     if (c.has_predictors) {
         if (c.sketches) sketch = ggml::SketchScratch(carver, rows, c.n_embd);
         carver.take(hidden, {rows, c.predictor_rank});
-        const int64_t scored = std::max(rows, sizes.n_used);
-        carver.take(score, {scored, n_ff});
-        carver.take(masked, {scored});
+        carver.take(score, {by_expert, n_ff});
+        carver.take(masked, {by_expert});
         carver.take(audited, {rows});
     }
     if (p.record && p.record != PI_RECORD_SQUARES) carver.take(flags, {rows, n_ff});

@@ -30,7 +30,7 @@ struct Workspace {
     // Sizes of layers and their parts are those of the largest.
     float *q = nullptr, *attended = nullptr;  // [rows, q_dim], [rows, attended]
     float *k = nullptr, *v = nullptr;         // [rows, k_dim], [rows, v_dim]
-    float *gate = nullptr, *up = nullptr;     // [rows, n_ff]
+    float *gate = nullptr, *up = nullptr;     // [max(rows, n_expert_used), n_ff]
     float* by_head = nullptr;                 // of latents: [rows, by_head]
     std::vector<float*> cos_sin;              // of each table of RoPE: [rows, n_rot]
     // Of Model::layer_embd: the embeddings of all layers, a row of its table, and the gates of one
@@ -51,6 +51,7 @@ struct Workspace {
     ggml::ExpertRows expert_rows = {};                        // [rows * n_expert_used]
     float *gathered = nullptr, *gathered_residual = nullptr;  // [rows, n_embd]
     float* expert_out = nullptr;                              // [max(rows, n_expert_used), n_embd]
+    ggml::RowProduct* products = nullptr;                     // [2 * n_expert_used]
     float* share = nullptr;                                   // [rows]
     float *narrow = nullptr, *narrow_sum = nullptr;           // [rows, FeedForward::width]
 
