@@ -78,6 +78,16 @@ void test_matmul(DType type) {
                        {{a.matrix, ya.data(), bias_a.data()},
                         {b.matrix, yb.data()},
                         {c.matrix, yc.data(), bias_c.data()}});
+                // A product for each row and matrix: the same.
+                Floats za(ya.size(), NAN), zb(yb.size(), NAN), zc(yc.size(), NAN);
+                std::vector<RowProduct> products;
+                for (int64_t t = 0; t < n; t++) {
+                    products.push_back({&c.matrix, t, &zc[size_t(t * 43)], bias_c.data(), nullptr});
+                    products.push_back({&a.matrix, t, &za[size_t(t)], bias_a.data(), nullptr});
+                    products.push_back({&b.matrix, t, &zb[size_t(t * 16)], nullptr, nullptr});
+                }
+                matmul_rows(context, input, products.data(), int64_t(products.size()));
+                CHECK(same(ya, za) && same(yb, zb) && same(yc, zc));
                 Floats y;  // [n, 1 + 16 + 43]
                 for (int64_t t = 0; t < n; t++) {
                     y.insert(y.end(), ya.begin() + t, ya.begin() + t + 1);
