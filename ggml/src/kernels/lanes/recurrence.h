@@ -226,31 +226,38 @@ inline float dot(const float* a, const float* b, int64_t n) {
     return total;
 }
 
-// What a step adds to a block of columns, k (x) delta, and S^T k and S^T q, which the next one
-// needs.
+// What a step does to a block of columns: multiplies it, if its scale is folded, and adds
+// k (x) delta. And S^T k and S^T q, which the next one needs.
 struct Change {
     const float* k;
+    bool folded;
+    float decayed;
     alignas(64) float delta[kDeltaColumns];
 };
 struct Reads {
     alignas(64) float seen[kDeltaColumns], sum[kDeltaColumns];
 };
 
-// One pass over a block of columns: adds the change of the last step, if any, and reads the new
+// What a pass does with the change of the last step. Most add only, which takes less.
+enum class Last : uint8_t { none, added, folded };
+
+// One pass over a block of columns: makes the change of the last step, if any, and reads the new
 // state for the next one, if any. Its rows add up in order. Not inlined, so that its loop has all
 // registers.
-template <Columns kind, bool change, bool read>
-[[gnu::noinline]] void pass(const float* from, float* to, int64_t rows, int64_t width,
-                            const Change& last, const float* q, const float* k, Reads& reads) {
+template <Columns kind, Last change, bool read>
+[[gnu::noinline]] void pass_as(const float* from, float* to, int64_t rows, int64_t width,
+                               const Change& last, const float* q, const float* k, Reads& reads) {
     f32x16 seen[kWords], sum[kWords], delta[kWords];
 #pragma GCC unroll 2
     for (int w = 0; w < kWords; w++) {
         seen[w] = sum[w] = spread(0);
         delta[w] = load16(last.delta + w * kWord);
     }
+    constexpr bool changed = change != Last::none;
+    const f32x16 decayed = spread(last.decayed);
     const float* const last_k = last.k;
     for (int64_t r = 0; r < rows; r++, from += width, to += width) {
-        const f32x16 of_last = spread(change ? last_k[r] : 0);
+        const f32x16 of_last = spread(changed ? last_k[r] : 0);
         const f32x16 of_k = spread(read ? k[r] : 0), of_q = spread(read ? q[r] : 0);
 #pragma GCC unroll 2
         for (int first = 0; first < kWords; first += kLoaded) {
@@ -260,13 +267,14 @@ template <Columns kind, bool change, bool read>
                 const int64_t w = first + i, at = w * kWord;
                 if (kind == Columns::part && at >= width) break;
                 state[i] = load_columns<kind>(from + at, width - at);
-                if (change) state[i] = add_product(state[i], of_last, delta[w]);
+                if (change == Last::folded) state[i] = mul(state[i], decayed);
+                if (changed) state[i] = add_product(state[i], of_last, delta[w]);
             }
 #pragma GCC unroll 2
             for (int i = 0; i < kLoaded; i++) {
                 const int64_t w = first + i, at = w * kWord;
                 if (kind == Columns::part && at >= width) break;
-                if (change) store_columns<kind>(to + at, state[i], width - at);
+                if (changed) store_columns<kind>(to + at, state[i], width - at);
                 if (!read) continue;
                 seen[w] = add_product(seen[w], of_k, state[i]);
                 sum[w] = add_product(sum[w], of_q, state[i]);
@@ -279,6 +287,14 @@ template <Columns kind, bool change, bool read>
         store(reads.seen + w * kWord, seen[w]);
         store(reads.sum + w * kWord, sum[w]);
     }
+}
+
+template <Columns kind, bool read>
+void pass(const float* from, float* to, int64_t rows, int64_t width, const Change& last,
+          const float* q, const float* k, Reads& reads) {
+    const auto compute =
+        last.folded ? pass_as<kind, Last::folded, read> : pass_as<kind, Last::added, read>;
+    compute(from, to, rows, width, last, q, k, reads);
 }
 
 // Fetches a block's share of what a later row brings, of q, k, v and y: too short runs for the
@@ -308,15 +324,17 @@ void delta_block(const DeltaRule& how, int64_t head, const int32_t* rows, int64_
         const float *q = keys.q[i], *k = keys.k[i];
         if (i < more) fetch(how, head, rows[n + i], col, y);
         if (i == 0) {
-            pass<kept, false, true>(from, to, n_row, width, change, q, k, reads);
+            pass_as<kept, Last::none, true>(from, to, n_row, width, change, q, k, reads);
         } else {
-            pass<kept, true, true>(from, to, n_row, width, change, q, k, reads);
+            pass<kept, true>(from, to, n_row, width, change, q, k, reads);
             from = to;
         }
         const float* v = values(how.v, rows[i], head) + col;
         float* const out = values(y, rows[i], head) + col;
         const f32x16 decayed = spread(steps.decayed[i]), unit = spread(1 / steps.scale[i]);
         change.k = k;
+        change.folded = steps.folded[i];
+        change.decayed = steps.decayed[i];
 #pragma GCC unroll 2
         for (int64_t at = 0; at < kDeltaColumns; at += kWord) {
             if (kind == Columns::part && at >= width) break;
@@ -328,12 +346,8 @@ void delta_block(const DeltaRule& how, int64_t head, const int32_t* rows, int64_
             store_columns<kept>(out + at, add_product(old, spread(keys.product[i]), delta),
                                 width - at);
         }
-        if (steps.folded[i]) {
-            for (int64_t c = 0; c < n_row * width; c++) to[c] = from[c] * steps.decayed[i];
-            from = to;
-        }
     }
-    pass<kind, true, false>(from, to, n_row, width, change, nullptr, nullptr, reads);
+    pass<kind, false>(from, to, n_row, width, change, nullptr, nullptr, reads);
 }
 
 void delta(const DeltaRule& how, int64_t head, const StateRows& sequence, const Heads& y) {
