@@ -220,8 +220,9 @@ void test(const Case& c) {
             Carved<Candidates> candidates("candidates", c.n);
             Floats sums(size_t(kSegmentPairs * c.cols), NAN);
             select(context, own, c.n, *candidates);
-            partial_ffn(context, w, input, *candidates, *scratch, sums.data(), counts, fired);
-            merge(context, w, sums.data(), kSegmentPairs, y.data());
+            const int64_t n_sums =
+                partial_ffn(context, w, input, *candidates, *scratch, sums.data(), counts, fired);
+            merge(context, w, sums.data(), n_sums, y.data());
         } else if (turns) {
             few_rows_ffn(context, w, input, own, *scratch, y.data(), counts, fired);
         } else {
@@ -390,8 +391,9 @@ void test_own_bias(DType type, int64_t n, int64_t cols, bool gated) {
             scratch->values = values.data();
             const Input row = buffer->prepare(context, x.data() + t * cols, 1, cols, q8);
             select(context, {}, n, *candidates);
-            partial_ffn(context, own, row, *candidates, *scratch, sums.data(), nullptr, nullptr);
-            merge(context, own, sums.data(), kSegmentPairs, one.data());
+            const int64_t n_sums = partial_ffn(context, own, row, *candidates, *scratch,
+                                               sums.data(), nullptr, nullptr);
+            merge(context, own, sums.data(), n_sums, one.data());
             CHECK(std::equal(one.begin(), one.end(), y.begin() + t * cols));
             CHECK(std::equal(values.begin(), values.end(), h.begin() + t * n));
             for (int64_t i = 0; i < n; i++) {

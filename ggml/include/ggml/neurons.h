@@ -177,15 +177,16 @@ void select(Context& context, const NeuronMask& mask, int64_t n, Candidates& can
 // The same for a list that was made elsewhere: `count` of n neurons, ascending.
 void select_listed(const int32_t* ids, int64_t count, int64_t n, Candidates& candidates);
 
-// For one row x: the sum of h * down_n over the candidates of two segments each, [kSegmentPairs,
-// cols], in the order of the down rows. x.q8 must be filled if gate or up want it. counts may be
-// null. fired, [n] or null, gets which neurons fired (h is not zero).
-void partial_ffn(Context& context, const Neurons& neurons, const Input& x,
-                 const Candidates& candidates, NeuronScratch& scratch, float* sums,
-                 NeuronCounts* counts, bool* fired);
+// For one row x: the sums of h * down_n over the candidates of two or more segments each, in the
+// order of the down rows. Returns how many sums there are, at most kSegmentPairs; sums: room for
+// [kSegmentPairs, cols]. x.q8 must be filled if gate or up want it. counts may be null. fired, [n]
+// or null, gets which neurons fired (h is not zero).
+int64_t partial_ffn(Context& context, const Neurons& neurons, const Input& x,
+                    const Candidates& candidates, NeuronScratch& scratch, float* sums,
+                    NeuronCounts* counts, bool* fired);
 
-// y = the sums [n_sums, cols] of all segments or of their pairs, added by the tree, plus the bias:
-// [cols], in column order.
+// y = the sums [n_sums, cols] of all segments, or of a power of two each, added by the tree, plus
+// the bias: [cols], in column order.
 void merge(Context& context, const Neurons& neurons, const float* sums, int64_t n_sums, float* y);
 
 // The same for several rows: y [rows, cols], fired [rows, n] or null. Each neuron is read once for

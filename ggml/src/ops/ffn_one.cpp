@@ -161,9 +161,8 @@ class Spans {
 // fire. The more of up are multiplied at a time, the better the processor reads ahead.
 class InOrder {
  public:
-    InOrder(Context& context, const Neurons& w, const cpu::RowProducts& rows,
-            NeuronScratch& scratch, bool* fired)
-        : kernels_(context.kernels), w_(w), rows_(rows), scratch_(scratch), fired_(fired) {}
+    InOrder(const Neurons& w, const cpu::RowProducts& rows, NeuronScratch& scratch, bool* fired)
+        : w_(w), rows_(rows), scratch_(scratch), fired_(fired) {}
 
     static bool suits(const Neurons& w, const Candidates& candidates) {
         if (w.gate || !in_order(w.up) || in_order(w.down)) return false;
@@ -174,25 +173,33 @@ class InOrder {
         return true;
     }
 
-    // The sums of pairs [begin, end) of segments, [kSegmentPairs, cols]. own: room for one segment.
-    cpu::Done run(int64_t begin, int64_t end, float* sums, float* own) const {
+    // Segments that a thread adds up, a power of two: other threads' caches have a line of each
+    // sum, which is slow to take from them, so few are written. `threads` share them all.
+    static int64_t together(const Neurons& w, int64_t threads) {
+        constexpr int64_t kLeastBytes = 512 << 10, kMost = 4 * kPairsTogether;
+        const int64_t bytes = w.n * int64_t(cpu::row_bytes(w, w.up));
+        const int64_t each = std::clamp<int64_t>(bytes / (threads * kLeastBytes), 2, 8);
+        int64_t n = kMost;
+        while (n > 2 && kSegments / n < each * threads) n /= 2;
+        return n;
+    }
+
+    // The sum of segments [begin, end), in the first row of `room`, [2 * kPairsTogether, cols].
+    cpu::Done run(int64_t begin, int64_t end, float* room) const {
         Values values;
-        values.end = segment_of(w_.n, 2 * begin).begin;
+        values.end = segment_of(w_.n, begin).begin;
         cpu::Done done;
-        const int64_t last = segment_of(w_.n, 2 * end - 1).end;
-        for (int64_t s = 2 * begin; s < 2 * end; s++) {
-            const Segment segment = segment_of(w_.n, s);
-            float* const pair = sums + s / 2 * w_.cols;
-            float* const sum = s % 2 ? own : pair;
+        const int64_t last = segment_of(w_.n, end - 1).end;
+        cpu::add_tree(end - begin, room, w_.cols, [&](int64_t i, float* sum) {
+            const Segment segment = segment_of(w_.n, begin + i);
             std::fill_n(sum, w_.cols, 0.0f);
-            for (int64_t i = segment.begin, next; i < segment.end; i = next) {
-                if (i == values.end) fire(values, last);
-                next = std::min({i + cpu::kMostRows, segment.end, values.end});
-                done.fired += add(values, i, next, sum);
+            for (int64_t at = segment.begin, next; at < segment.end; at = next) {
+                if (at == values.end) fire(values, last);
+                next = std::min({at + cpu::kMostRows, segment.end, values.end});
+                done.fired += add(values, at, next, sum);
             }
             done.proposed += segment.end - segment.begin;
-            if (s % 2) kernels_.add_scaled[int(DType::F32)](pair, 1, own, w_.cols);
-        }
+        });
         done.computed = done.fired;
         done.bytes = uint64_t(done.proposed) * cpu::row_bytes(w_, w_.up) +
                      uint64_t(done.fired) * cpu::row_bytes(w_, w_.down);
@@ -237,7 +244,6 @@ class InOrder {
         return n;
     }
 
-    const cpu::Kernels& kernels_;
     const Neurons& w_;
     const cpu::RowProducts& rows_;
     NeuronScratch& scratch_;
@@ -280,44 +286,52 @@ void shared_gates(const cpu::RowProducts& products, const int32_t* rows, int64_t
 
 }  // namespace
 
-void partial_ffn(Context& context, const Neurons& w, const Input& x, const Candidates& candidates,
-                 NeuronScratch& scratch, float* sums, NeuronCounts* counts, bool* fired) {
+int64_t partial_ffn(Context& context, const Neurons& w, const Input& x,
+                    const Candidates& candidates, NeuronScratch& scratch, float* sums,
+                    NeuronCounts* counts, bool* fired) {
     OpTimer timer(context.profile, "partial_ffn");
     const cpu::RowProducts rows(context, w, x, scratch, 0, 1);
     if (fired) std::fill_n(fired, w.n, false);
     if (scratch.values) std::fill_n(scratch.values, w.n, 0.0f);
-    const bool ordered = InOrder::suits(w, candidates);
+    const int64_t threads = context.threads.active();
+    int64_t n_sums = kSegmentPairs;
     cpu::Totals totals;
-    // The sums of segments stay in a core's cache; what another core will read are those of pairs.
-    // Several pairs at a time, because prefetching does not cross the pieces of a thread.
-    const int64_t grain =
-        std::clamp<int64_t>(kSegmentPairs / (6 * context.threads.active()), 1, kPairsTogether);
-    context.threads.run(kSegmentPairs, grain, [&](int64_t begin, int64_t end, int thread) {
-        float* const own = scratch.threads[size_t(thread)].segments;
-        if (ordered) {
-            totals.add(InOrder(context, w, rows, scratch, fired).run(begin, end, sums, own));
-            return;
-        }
-        Spans all(w, rows, false, scratch.computed, fired, scratch.values);
-        for (int64_t n; begin < end; begin += n) {
-            n = std::min(kPairsTogether, end - begin);
+    // The sums of segments stay in a core's cache.
+    const auto own = [&](int thread) { return scratch.threads[size_t(thread)].segments; };
+    if (InOrder::suits(w, candidates)) {
+        const InOrder all(w, rows, scratch, fired);
+        const int64_t together = InOrder::together(w, threads);
+        n_sums = kSegments / together;
+        context.threads.run(n_sums, 1, [&](int64_t i, int64_t, int thread) {
+            totals.add(all.run(i * together, (i + 1) * together, own(thread)));
+            std::copy_n(own(thread), w.cols, sums + i * w.cols);
+        });
+    } else {
+        // Several pairs at a time, because prefetching does not cross the pieces of a thread.
+        const int64_t grain = std::clamp<int64_t>(kSegmentPairs / (6 * threads), 1, kPairsTogether);
+        context.threads.run(kSegmentPairs, grain, [&](int64_t begin, int64_t end, int thread) {
+            Spans all(w, rows, false, scratch.computed, fired, scratch.values);
             Span spans[2 * kPairsTogether];
-            std::fill_n(own, 2 * n * w.cols, 0.0f);
-            for (int64_t i = 0; i < 2 * n; i++) {
+            const int64_t n = 2 * (end - begin);
+            float* const segments = own(thread);
+            std::fill_n(segments, n * w.cols, 0.0f);
+            for (int64_t i = 0; i < n; i++) {
                 const int64_t s = 2 * begin + i;
                 spans[i] = {candidates.ids + segment_of(w.n, s).begin, candidates.count[s], 0,
-                            own + i * w.cols};
+                            segments + i * w.cols};
             }
-            all.run(spans, spans + 2 * n);
-            for (int64_t i = 0; i < n; i++) {
-                const float *const left = own + 2 * i * w.cols, *const right = left + w.cols;
-                float* const sum = sums + (begin + i) * w.cols;
+            all.run(spans, spans + n);
+            for (int64_t pair = begin; pair < end; pair++) {
+                const float *const left = segments + 2 * (pair - begin) * w.cols, *const right =
+                                                                                      left + w.cols;
+                float* const sum = sums + pair * w.cols;
                 for (int64_t c = 0; c < w.cols; c++) sum[c] = left[c] + right[c];
             }
-        }
-        totals.add(all.done());
-    });
+            totals.add(all.done());
+        });
+    }
     totals.report(timer, 1, counts);
+    return n_sums;
 }
 
 void few_rows_ffn(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,

@@ -58,9 +58,9 @@ void compute_all(const Pass& p, const NeuronBlock& in, float* y) {
     if (in.n == 1) {
         list_candidates(p, in, in.mask);
         b.neurons.computed = p.record.needs(in.part.index, in.expert, b.candidates);
-        ggml::partial_ffn(p.context, in.neurons, input, b.candidates, b.neurons, b.sums, &counts,
-                          p.flags());
-        ggml::merge(p.context, in.neurons, b.sums, ggml::kSegmentPairs, y);
+        const int64_t n_sums = ggml::partial_ffn(p.context, in.neurons, input, b.candidates,
+                                                 b.neurons, b.sums, &counts, p.flags());
+        ggml::merge(p.context, in.neurons, b.sums, n_sums, y);
     } else {
         ggml::rows_ffn(p.context, in.neurons, input, in.mask, b.neurons, y, &counts, p.flags());
     }
