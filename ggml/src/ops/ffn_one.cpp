@@ -164,8 +164,9 @@ class InOrder {
     InOrder(const Neurons& w, const cpu::RowProducts& rows, NeuronScratch& scratch, bool* fired)
         : w_(w), rows_(rows), scratch_(scratch), fired_(fired) {}
 
+    static bool suits(const Neurons& w) { return !w.gate && in_order(w.up) && !in_order(w.down); }
     static bool suits(const Neurons& w, const Candidates& candidates) {
-        if (w.gate || !in_order(w.up) || in_order(w.down)) return false;
+        if (!suits(w)) return false;
         for (int64_t s = 0; s < kSegments; s++) {
             const Segment segment = segment_of(w.n, s);
             if (candidates.count[s] != segment.end - segment.begin) return false;
@@ -173,13 +174,15 @@ class InOrder {
         return true;
     }
 
+    // For which there is room.
+    static constexpr int64_t kMostTogether = 4 * kPairsTogether;
     // Segments that a thread adds up, a power of two: other threads' caches have a line of each
     // sum, which is slow to take from them, so few are written. `threads` share them all.
     static int64_t together(const Neurons& w, int64_t threads) {
-        constexpr int64_t kLeastBytes = 512 << 10, kMost = 4 * kPairsTogether;
+        constexpr int64_t kLeastBytes = 512 << 10;
         const int64_t bytes = w.n * int64_t(cpu::row_bytes(w, w.up));
         const int64_t each = std::clamp<int64_t>(bytes / (threads * kLeastBytes), 2, 8);
-        int64_t n = kMost;
+        int64_t n = kMostTogether;
         while (n > 2 && kSegments / n < each * threads) n /= 2;
         return n;
     }
@@ -332,6 +335,35 @@ int64_t partial_ffn(Context& context, const Neurons& w, const Input& x,
     }
     totals.report(timer, 1, counts);
     return n_sums;
+}
+
+bool can_be_whole(const Neurons& neurons) {
+    return InOrder::suits(neurons);
+}
+
+void whole_ffns(Context& context, const Neurons* experts, int64_t n, const Input& x,
+                NeuronScratch& scratch, float* sums, float* y, NeuronCounts* counts) {
+    OpTimer timer(context.profile, "whole_ffns");
+    for (int64_t e = 0; e < n; e++) prepare_steps(context, experts[e], x, scratch);
+    int64_t together = 2;  // the more experts, the fewer pieces of each
+    while (together < n) together *= 2;
+    const int64_t pieces = kSegments / together, cols = experts[0].cols;
+    cpu::Totals totals;
+    context.threads.run(n * pieces, 1, [&](int64_t piece, int64_t, int thread) {
+        const Neurons& w = experts[piece / pieces];
+        const cpu::RowProducts rows(context, w, x, scratch, 0, 0);
+        float* const own = scratch.threads[size_t(thread)].segments;
+        const int64_t begin = piece % pieces * together;
+        totals.add(InOrder(w, rows, scratch, nullptr).run(begin, begin + together, own));
+        std::copy_n(own, cols, sums + piece * cols);
+    });
+    const int64_t across = (cols + kColumns - 1) / kColumns;
+    context.threads.run(n * across, 1, [&](int64_t piece, int64_t, int) {
+        const int64_t e = piece / across, c0 = piece % across * kColumns;
+        add_up(experts[e], sums + e * pieces * cols, pieces, c0, std::min(kColumns, cols - c0),
+               y + e * cols);
+    });
+    totals.report(timer, n, counts);
 }
 
 void few_rows_ffn(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,

@@ -220,48 +220,80 @@ void mixture_from_disk(const Pass& p, const FeedForward& part, const float* x, f
     for_chosen(p, part, 0, [&](const BlockRows& in) { add_expert(p, in, out(in), y); });
 }
 
-// Can all experts of the only row be computed together? They must be matrices in memory, and
-// nothing may be wanted of a single one.
+// Can all experts of the only row be computed together? They must be in memory, as matrices or as
+// rows of which all are computed, and nothing may be wanted of a single one.
 bool together(const Pass& p, const FeedForward& part) {
-    return p.work.batch.n == 1 && !part.blocks[0].neurons.n && !p.source.pages_experts() &&
-           !p.record.on() && !p.adapters.in_layers() && !part.norms_values;
+    if (p.work.batch.n > 1 || p.source.pages_experts() || p.record.on() || p.adapters.in_layers() ||
+        part.norms_values) {
+        return false;
+    }
+    if (!part.blocks[0].neurons.n) return true;
+    bool whole = !p.source.waits();
+    for_chosen(p, part, 0, [&](const BlockRows& in) {
+        whole = whole && ggml::can_be_whole(in.w().neurons) && n_masked(p, in) == 0;
+    });
+    return whole;
 }
 
-// The same as mixture() for such a row. An expert's products take some tens of microseconds, in
-// which threads begin, wait for each other, and read a new piece of memory: once for all experts
-// instead of for each.
-void mixture_of_row(const Pass& p, const FeedForward& part, const float* x, float* y) {
+// What the experts of the only row give, [n_used, width].
+void dense_experts(const Pass& p, const FeedForward& part, const float* x, float* y) {
     Workspace& b = p.work;
-    const int64_t n_ff = part.n_ff, width = width_of(p, part);
-    const auto place = [&](const BlockRows& in) { return b.expert_rows.first[in.expert]; };
+    const int64_t n_ff = part.n_ff, width = width_of(p, part), all = part.n_used * n_ff;
     const bool gated = bool(part.blocks[0].gate);
-    float* const up = gated ? b.up : b.gate;
-    int64_t n = 0;
+    ggml::RowProduct* next = b.products;
+    float *gate = b.gate, *up = gated ? b.up : b.gate;
     bool q8 = false, q8_down = false;
     for_chosen(p, part, 0, [&](const BlockRows& in) {
         const Ffn& w = in.w();
-        const int64_t at = place(in) * n_ff;
-        if (gated) b.products[n++] = {&w.gate, 0, b.gate + at, w.gate_bias, w.gate_scale};
-        b.products[n++] = {&w.up, 0, up + at, w.up_bias, w.up_scale};
+        if (gated) *next++ = {&w.gate, 0, gate, w.gate_bias, w.gate_scale};
+        *next++ = {&w.up, 0, up, w.up_bias, w.up_scale};
+        gate += n_ff;
+        up += n_ff;
         q8 = q8 || w.up.quantised() || w.gate.quantised();
         q8_down = q8_down || w.down.quantised();
     });
-    ggml::matmul_rows(p.context, b.input.prepare(p.context, x, 1, width, q8), b.products, n);
-    const int64_t all = part.n_used * n_ff;
+    const Input input = b.input.prepare(p.context, x, 1, width, q8);
+    ggml::matmul_rows(p.context, input, b.products, next - b.products);
     activate(p, part, gated, all);
-    n = 0;
+    next = b.products;
     for_chosen(p, part, 0, [&](const BlockRows& in) {
         const Ffn& w = in.w();
-        float* const out = b.expert_out + place(in) * width;
-        b.products[n++] = {&w.down, place(in), out, w.down_bias, w.down_scale};
+        const int64_t i = next - b.products;
+        *next++ = {&w.down, i, y + i * width, w.down_bias, w.down_scale};
     });
     const Input fired = b.input.prepare(p.context, b.gate, part.n_used, n_ff, q8_down);
-    ggml::matmul_rows(p.context, fired, b.products, n);
-    for_chosen(p, part, 0, [&](const BlockRows& in) {
-        add_expert(p, in, b.expert_out + place(in) * width, y);
-    });
+    ggml::matmul_rows(p.context, fired, b.products, part.n_used);
     ggml::NeuronCounts& counts = p.counts.neurons[size_t(part.index)];
-    counts = {counts.rows + n, counts.proposed + all, counts.computed + all, counts.fired + all};
+    counts = {counts.rows + part.n_used, counts.proposed + all, counts.computed + all,
+              counts.fired + all};
+}
+void neuron_experts(const Pass& p, const FeedForward& part, const float* x, float* y) {
+    ggml::Neurons some[ggml::kMostWhole];
+    int64_t n = 0;
+    const auto compute = [&] {
+        if (n) compute_whole(p, part, some, n, x, y);
+        y += n * width_of(p, part);
+        n = 0;
+    };
+    for_chosen(p, part, 0, [&](const BlockRows& in) {
+        some[n] = in.w().neurons;
+        some[n].threshold = activation_threshold(some[n], p.params.sparse);
+        if (++n == ggml::kMostWhole) compute();
+    });
+    compute();
+}
+
+// The same as mixture() for such a row. An expert takes some tens of microseconds, in which threads
+// begin, wait for each other, and read a new piece of memory: once for all experts instead of for
+// each.
+void mixture_of_row(const Pass& p, const FeedForward& part, const float* x, float* y) {
+    const auto compute = part.blocks[0].neurons.n ? neuron_experts : dense_experts;
+    const float* out = p.work.expert_out;
+    compute(p, part, x, p.work.expert_out);
+    for_chosen(p, part, 0, [&](const BlockRows& in) {
+        add_expert(p, in, out, y);
+        out += width_of(p, part);
+    });
 }
 
 // y[t] = the sum of expert_weight * ffn(expert, x[t]) over the chosen experts, in ascending order.

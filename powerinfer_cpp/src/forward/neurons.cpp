@@ -39,8 +39,8 @@ void list_candidates(const Pass& p, const NeuronBlock& in, const NeuronMask& mas
     }
 }
 
-ggml::NeuronCounts& counts_of(const Pass& p, const NeuronBlock& in) {
-    return p.counts.neurons[size_t(in.part.index)];
+ggml::NeuronCounts& counts_of(const Pass& p, const FeedForward& part) {
+    return p.counts.neurons[size_t(part.index)];
 }
 
 // Computes a segment of row t without the mask.
@@ -54,7 +54,7 @@ void audit_row(const Pass& p, const NeuronBlock& in, const Neurons& w, const Inp
 void compute_all(const Pass& p, const NeuronBlock& in, float* y) {
     Workspace& b = p.work;
     const Input input = prepare(p, in.neurons, in.x, in.n);
-    ggml::NeuronCounts& counts = counts_of(p, in);
+    ggml::NeuronCounts& counts = counts_of(p, in.part);
     if (in.n == 1) {
         list_candidates(p, in, in.mask);
         b.neurons.computed = p.record.needs(in.part.index, in.expert, b.candidates);
@@ -163,7 +163,7 @@ class OneRow {
 
     // fired: [n] or null.
     void count(bool* fired) const {
-        ggml::NeuronCounts& counts = counts_of(p_, in_);
+        ggml::NeuronCounts& counts = counts_of(p_, in_.part);
         counts.rows++;
         p_.counts.from_disk[size_t(in_.part.index)] += n_arrived_;
         counts.proposed += n_gates_;
@@ -393,7 +393,7 @@ class ManyRows {
         for (int64_t s = 0; s < kSegments; s += kTogether) {
             segments_.bring(s, s + kTogether);
             ggml::rows_ffn_segments(p_.context, w_, input_, in_.mask, p_.work.neurons, s,
-                                    s_.partial, y, &counts_of(p_, in_), p_.flags(), s_.fires);
+                                    s_.partial, y, &counts_of(p_, in_.part), p_.flags(), s_.fires);
             learn({segment_of(w_.n, s).begin, segment_of(w_.n, s + kTogether - 1).end});
             for (int64_t t = 0; in_.audited && t < in_.n; t++) {
                 const int64_t segment = in_.audited[t];
@@ -502,6 +502,15 @@ void request_scored(const Pass& p, const NeuronBlock& in, ggml::Segment scored) 
         store.label(lane, tag(in.number(), 0));
     }
     if (bytes <= store.room(lane)) store.request(lane, in.number(), parts, n);
+}
+
+void compute_whole(const Pass& p, const FeedForward& part, const Neurons* experts, int64_t n,
+                   const float* x, float* y) {
+    Workspace& b = p.work;
+    b.neurons.computed = nullptr;
+    b.neurons.values = nullptr;
+    ggml::whole_ffns(p.context, experts, n, prepare(p, experts[0], x, 1), b.neurons, b.sums, y,
+                     &counts_of(p, part));
 }
 
 void compute_neurons(const Pass& p, const NeuronBlock& in, float* y) {

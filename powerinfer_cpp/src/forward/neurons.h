@@ -33,6 +33,11 @@ void request_neurons(const Pass& p, const NeuronBlock& in);
 // next.
 void request_scored(const Pass& p, const NeuronBlock& in, ggml::Segment scored);
 
+// y [n, cols] = what all neurons of n <= kMostWhole experts of a part, each of which can_be_whole,
+// send down for the row x. All are in memory, and nobody wants to know which fire.
+void compute_whole(const Pass& p, const FeedForward& part, const ggml::Neurons* experts, int64_t n,
+                   const float* x, float* y);
+
 // y [n, n_embd] = what the neurons send down. Counts them, audits rows, and records what fired.
 void compute_neurons(const Pass& p, const NeuronBlock& in, float* y);
 
