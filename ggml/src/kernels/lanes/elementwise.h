@@ -226,6 +226,16 @@ void convolve_some(const Convolution& how, int64_t first, int64_t n, const State
     const int64_t taps = known ? known : how.taps, past = taps - 1;
     Convolved v;
     const float* weight = how.weight + first * taps;
+    const auto fetch = [](const float* p, int64_t count) {
+        for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(p + i);
+    };
+    // What the next channels need: runs of a state too short for the processor's own prefetchers.
+    if (const int64_t next = first + n; next + n <= how.channels) {
+        fetch(weight + n * taps, n * taps);
+        for (int64_t j = 0; j < past && sequence.before; j++) {
+            fetch(sequence.before + j * how.channels + next, n);
+        }
+    }
     for (int64_t c = 0; c < n; c++) {
         for (int64_t j = 0; j < taps; j++) v.weight[j][c] = weight[c * taps + j];
     }
