@@ -137,7 +137,7 @@ void check(const char* name, int64_t n_embd, int64_t n_layer, std::vector<Rope> 
 
 // scratch by hand: 4 n (stream, its norm, two results) + q + attended + k + v + 2 ff + a table of
 // each RoPE; with latents attended and heads apart are those of latents; with experts 2 E (scores,
-// what chooses) + 4 used (chosen ones and their weights, as rows and by expert) + 1 (a share) + 3 n
+// what chooses) + 4 used (chosen ones and their weights, as rows and by expert) + 1 (a share) + 2 n
 // (rows of one).
 
 void test_falcon_7b() {  // parallel
@@ -162,7 +162,7 @@ void test_smallthinker_21b() {  // the router before attention; a window and RoP
               parts.push_back(last);
           },
           {52 * 2 * 4 * 128 * 2,
-           4 * 2560 + 2 * 3584 + 2 * 512 + 2 * 768 + 128 + 2 * 64 + 4 * 6 + 1 + 3 * 2560, 52 * 64,
+           4 * 2560 + 2 * 3584 + 2 * 512 + 2 * 768 + 128 + 2 * 64 + 4 * 6 + 1 + 2 * 2560, 52 * 64,
            52, 52 * 64 * 96});
 }
 
@@ -184,7 +184,7 @@ void test_gpt_oss_20b() {  // a window in every second layer
               parts.push_back(experts(32, 4, 2880));
           },
           {24 * 2 * 8 * 64 * 2,
-           4 * 2880 + 2 * 4096 + 2 * 512 + 2 * 2880 + 64 + 2 * 32 + 4 * 4 + 1 + 3 * 2880, 24 * 32,
+           4 * 2880 + 2 * 4096 + 2 * 512 + 2 * 2880 + 64 + 2 * 32 + 4 * 4 + 1 + 2 * 2880, 24 * 32,
            24, 24 * 32 * 360});
 }
 
@@ -207,7 +207,7 @@ void test_deepseek_v2_lite() {  // a latent cache, the first layer dense, shared
             parts.push_back(experts(64, 6, 1408));
         },
         {27 * 576 * 2,
-         4 * 2048 + 16 * 576 + 2 * 16 * 512 + 576 + 2 * 10944 + 64 + 2 * 64 + 4 * 6 + 1 + 3 * 2048,
+         4 * 2048 + 16 * 576 + 2 * 16 * 512 + 576 + 2 * 10944 + 64 + 2 * 64 + 4 * 6 + 1 + 2 * 2048,
          1 + 26 * 65, 1 + 26 * 2, 1368 + 26 * (352 + 64 * 176)});
 }
 
@@ -221,7 +221,7 @@ void test_nemotron_3_nano() {  // one part a layer: 6 of attention, 23 of expert
               parts.push_back(experts(128, 6, 1856));
           },
           {6 * 2 * 2 * 128 * 2,
-           4 * 2688 + 2 * 4096 + 2 * 256 + 2 * 3712 + 2 * 128 + 4 * 6 + 1 + 3 * 2688, 23 * 129, 46,
+           4 * 2688 + 2 * 4096 + 2 * 256 + 2 * 3712 + 2 * 128 + 4 * 6 + 1 + 2 * 2688, 23 * 129, 46,
            23 * (464 + 128 * 232)});
 }
 
@@ -234,7 +234,7 @@ void test_qwen3_next() {  // attention in every fourth layer, delta nets in the 
               parts.push_back(experts(512, 10, 512));
           },
           {12 * 2 * 2 * 256 * 2,
-           4 * 2048 + 2 * 4096 + 2 * 512 + 2 * 512 + 64 + 2 * 512 + 4 * 10 + 1 + 3 * 2048, 48 * 513,
+           4 * 2048 + 2 * 4096 + 2 * 512 + 2 * 512 + 64 + 2 * 512 + 4 * 10 + 1 + 2 * 2048, 48 * 513,
            96, 48 * 513 * 64});
 }
 
@@ -252,7 +252,7 @@ void test_gemma4_a4b() {  // heads of two widths, a dense block and experts side
               parts.push_back(last);
           },
           {25 * 2 * 8 * 256 * 2 + 5 * 2 * 2 * 512 * 2,
-           4 * 2816 + 2 * 8192 + 2 * 2048 + 2 * 2112 + 512 + 256 + 2 * 128 + 4 * 8 + 1 + 3 * 2816,
+           4 * 2816 + 2 * 8192 + 2 * 2048 + 2 * 2112 + 512 + 256 + 2 * 128 + 4 * 8 + 1 + 2 * 2816,
            30 * 129, 60, 30 * (264 + 128 * 88)});
 }
 

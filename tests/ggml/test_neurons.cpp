@@ -170,6 +170,37 @@ void test_steps(Neurons w, const Floats& x, const NeuronMask& mask, const Floats
     }
 }
 
+// Several FFNs of a row at once, beside each of them alone.
+void test_whole(const Neurons& w, const Floats& x) {
+    Neurons experts[kMostWhole];
+    for (int64_t e = 0; e < kMostWhole; e++) {
+        experts[e] = w;
+        experts[e].threshold = w.threshold + 0.25f * float(e);
+        if (e % 2) experts[e].down_bias = nullptr;
+    }
+    for (int threads : {1, 2, 3}) {
+        Context context(threads);
+        Carved<InputBuffer> buffer("input", 1, w.cols);
+        const Input input = buffer->prepare(context, x.data(), 1, w.cols, w.up.wants_q8());
+        Carved<NeuronScratch> scratch("scratch", 1, w.n, w.cols, threads);
+        Carved<Candidates> candidates("candidates", w.n);
+        select(context, {}, w.n, *candidates);
+        for (int64_t n : {1, 2, 5, 8}) {
+            Floats sums(size_t(kSegments * w.cols), NAN), y(size_t(n * w.cols), NAN);
+            Floats one(size_t(w.cols));
+            NeuronCounts counts, alone;
+            whole_ffns(context, experts, n, input, *scratch, sums.data(), y.data(), &counts);
+            for (int64_t e = 0; e < n; e++) {
+                const int64_t n_sums = partial_ffn(context, experts[e], input, *candidates,
+                                                   *scratch, sums.data(), &alone, nullptr);
+                merge(context, experts[e], sums.data(), n_sums, one.data());
+                CHECK(std::equal(one.begin(), one.end(), y.begin() + e * w.cols));
+            }
+            CHECK(!std::memcmp(&counts, &alone, sizeof(counts)));
+        }
+    }
+}
+
 void test(const Case& c) {
     const int64_t rows = 5;
     const Rows& gate = rows_made_once(0, c.gate.value_or(c.type), c.n, c.cols);
@@ -282,6 +313,8 @@ void test(const Case& c) {
                       std::count(fired_alone.get(), fired_alone.get() + c.n, true));
             }
             test_audit(w, x, mask);
+            CHECK(can_be_whole(w) == (!c.gated && w.down.tiles == Tiles::none));
+            if (can_be_whole(w)) test_whole(w, x);
         }
         w = as_rows;
     }

@@ -148,8 +148,9 @@ BlockRows chosen_block(const Pass& p, const FeedForward& part, int64_t expert) {
 void gather(const Pass& p, const BlockRows& in, const float* x) {
     Workspace& b = p.work;
     ggml::gather_rows(p.context, x, in.rows, in.n, width_of(p, in.part), b.gathered);
-    const int64_t n_embd = p.model.config.n_embd;
-    ggml::gather_rows(p.context, b.x, in.rows, in.n, n_embd, b.gathered_residual);
+    if (float* const residual = b.gathered_residual) {
+        ggml::gather_rows(p.context, b.x, in.rows, in.n, p.model.config.n_embd, residual);
+    }
 }
 
 // Calls use(block) for every expert from `first` on that some row chose.

@@ -68,8 +68,9 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
         carver.take(expert_rows.expert_weights, {rows, sizes.n_used});
         carver.take(expert_out, {by_expert, c.n_embd});
         carver.take(products, {2 * sizes.n_used});
-        for (float** to : {&gathered, &gathered_residual}) {
-            carver.take(*to, {rows, c.n_embd});
+        carver.take(gathered, {rows, c.n_embd});
+        if (c.has_predictors && !c.predict_from_normed) {
+            carver.take(gathered_residual, {rows, c.n_embd});
         }
     }
     if (c.neuron_aware) {

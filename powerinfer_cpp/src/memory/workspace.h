@@ -49,7 +49,7 @@ struct Workspace {
     float* router = nullptr;  // [rows, n_expert]
     ggml::RouteScratch routed;
     ggml::ExpertRows expert_rows = {};                        // [rows * n_expert_used]
-    float *gathered = nullptr, *gathered_residual = nullptr;  // [rows, n_embd]
+    float *gathered = nullptr, *gathered_residual = nullptr;  // [rows, n_embd], or null: unused
     float* expert_out = nullptr;                              // [max(rows, n_expert_used), n_embd]
     ggml::RowProduct* products = nullptr;                     // [2 * n_expert_used]
     float* share = nullptr;                                   // [rows]
