@@ -325,8 +325,8 @@ int64_t partial_ffn(Context& context, const Neurons& w, const Input& x,
             }
             all.run(spans, spans + n);
             for (int64_t pair = begin; pair < end; pair++) {
-                const float *const left = segments + 2 * (pair - begin) * w.cols, *const right =
-                                                                                      left + w.cols;
+                const float* const left = segments + 2 * (pair - begin) * w.cols;
+                const float* const right = left + w.cols;
                 float* const sum = sums + pair * w.cols;
                 for (int64_t c = 0; c < w.cols; c++) sum[c] = left[c] + right[c];
             }
