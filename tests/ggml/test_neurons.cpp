@@ -490,8 +490,9 @@ void test_damage(DType type, int64_t cols, Activation act, bool gated, bool in_g
     select(context, {}, n, *candidates);
     Floats sums(size_t(kSegments * cols), 0), y(size_t(cols), 0), steps(size_t(cols), 0);
     Floats h(size_t(n), 0);
-    partial_ffn(context, w, one, *candidates, *scratch, sums.data(), nullptr, nullptr);
-    merge(context, w, sums.data(), kSegmentPairs, y.data());
+    const int64_t n_sums =
+        partial_ffn(context, w, one, *candidates, *scratch, sums.data(), nullptr, nullptr);
+    merge(context, w, sums.data(), n_sums, y.data());
     CHECK(all_nan(y));
     prepare_steps(context, w, one, *scratch);
     first_values(context, w, one, *scratch, candidates->all, n, h.data());

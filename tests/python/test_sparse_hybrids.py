@@ -22,6 +22,7 @@ from powerinfer_cpp.core.gguf import Gguf
 from powerinfer_cpp.core.model import SPARSE_MODES, Model
 from powerinfer_cpp.core.plan import memory_plan
 from powerinfer_cpp.core.session import Session
+from powerinfer_cpp.measure import bench
 from powerinfer_cpp.placement import Machine, embed_placement, place, read_model, read_placement
 from powerinfer_cpp.predictor import train as training
 from powerinfer_cpp.predictor import train_predictors
@@ -362,6 +363,23 @@ def test_from_storage(name: str, sparse: str, large: Callable[[str], Path]) -> N
     want = scores(path, 16, sparse=sparse, n_batch=16)
     stored = with_less_memory(path, np.array([0.9, 0.7, 0.5]), sparse=sparse)
     assert stored and all(np.array_equal(found, want) for found in stored)
+
+
+@pytest.mark.parametrize("used", [1, 3, 8, 9, 12])
+def test_experts_of_a_row(used: int, tmp_path: Path) -> None:
+    """They are computed together, eight at a time as rows. The bits are those of many rows."""
+    folder, plain, rows = (tmp_path / name for name in ("checkpoint", "plain.gguf", "rows.gguf"))
+    models.checkpoint("nemotron-moe", folder, 3, **LARGE, num_experts_per_tok=used)
+    convert(folder, outfile=plain, outtype="q8_0", log=quiet)
+    convert(plain, outfile=rows, log=quiet)
+    for path, together in ((plain, "matmul"), (rows, "whole_ffns")):
+        want = scores(path)
+        for n_threads in (1, 2, 3):
+            found = scores(path, 1, n_threads=n_threads)
+            assert np.array_equal(found, want), (path, n_threads)
+        (test,) = bench.tests([0], [4], [0])
+        ops = {op.op for op in bench.measure(Model(str(path)), test, 1, 0, None, ops=True).ops}
+        assert together in ops and "gather_rows" not in ops  # which goes before a single expert
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -189,9 +189,10 @@ int64_t partial_ffn(Context& context, const Neurons& neurons, const Input& x,
 // the bias: [cols], in column order.
 void merge(Context& context, const Neurons& neurons, const float* sums, int64_t n_sums, float* y);
 
-// The same for one row and all neurons of n <= kMostWhole FFNs at once, experts of one size that
-// can_be_whole: y [n, cols]. Threads wait for each other once for all of them. sums: room for
-// [kSegments, cols]. scratch.computed and scratch.values must be null.
+// For one row: all neurons of n <= kMostWhole FFNs at once, experts of one size that can_be_whole.
+// y [n, cols] has the bits of partial_ffn and merge for each, but threads wait for each other once
+// for all of them. sums: room for [kSegments, cols]. scratch.computed and scratch.values must be
+// null.
 constexpr int64_t kMostWhole = 4 * kPairsTogether;
 bool can_be_whole(const Neurons& neurons);
 void whole_ffns(Context& context, const Neurons* experts, int64_t n, const Input& x,

@@ -174,10 +174,10 @@ class InOrder {
         return true;
     }
 
-    // For which there is room.
+    // How many segments a thread's room is enough for.
     static constexpr int64_t kMostTogether = 4 * kPairsTogether;
-    // Segments that a thread adds up, a power of two: other threads' caches have a line of each
-    // sum, which is slow to take from them, so few are written. `threads` share them all.
+    // How many segments a thread adds up by itself, a power of two. Each sum goes to another
+    // thread, and writing lines that another core's cache holds is slow: so few sums are written.
     static int64_t together(const Neurons& w, int64_t threads) {
         constexpr int64_t kLeastBytes = 512 << 10;
         const int64_t bytes = w.n * int64_t(cpu::row_bytes(w, w.up));

@@ -202,23 +202,29 @@ void add_expert(const Pass& p, const BlockRows& in, const float* out, float* y) 
     ggml::scatter_add(p.context, out, in.rows, weights, in.n, width_of(p, in.part), y);
 }
 
+// Where all experts keep what they give until add_kept().
+float* kept(const Pass& p, const BlockRows& in) {
+    const int64_t first = p.work.expert_rows.first[in.expert];
+    return p.work.expert_out + first * width_of(p, in.part);
+}
+
+void add_kept(const Pass& p, const FeedForward& part, float* y) {
+    for_chosen(p, part, 0, [&](const BlockRows& in) { add_expert(p, in, kept(p, in), y); });
+}
+
 // The same as mixture() where whole experts may be on the disk: those in memory are computed while
 // the others are read. What they give is kept, and added in ascending order in the end.
 void mixture_from_disk(const Pass& p, const FeedForward& part, const float* x, float* y) {
-    const auto out = [&](const BlockRows& in) {
-        const int32_t first = p.work.expert_rows.first[in.expert];
-        return p.work.expert_out + int64_t(first) * width_of(p, part);
-    };
     request_whole(p, part, 0);
     for (const bool absent : {false, true}) {
         for_chosen(p, part, 0, [&](const BlockRows& in) {
             if (p.source.absent(in.number()) != absent) return;
             if (absent) request_whole(p, part, in.expert);
             gather(p, in, x);
-            ffn(p, in, out(in));
+            ffn(p, in, kept(p, in));
         });
     }
-    for_chosen(p, part, 0, [&](const BlockRows& in) { add_expert(p, in, out(in), y); });
+    add_kept(p, part, y);
 }
 
 // Can all experts of the only row be computed together? They must be in memory, as matrices or as
@@ -236,8 +242,8 @@ bool together(const Pass& p, const FeedForward& part) {
     return whole;
 }
 
-// What the experts of the only row give, [n_used, width].
-void dense_experts(const Pass& p, const FeedForward& part, const float* x, float* y) {
+// What the experts of the only row give is kept: experts that are matrices; and neuron rows.
+void dense_experts(const Pass& p, const FeedForward& part, const float* x) {
     Workspace& b = p.work;
     const int64_t n_ff = part.n_ff, width = width_of(p, part), all = part.n_used * n_ff;
     const bool gated = bool(part.blocks[0].gate);
@@ -260,7 +266,7 @@ void dense_experts(const Pass& p, const FeedForward& part, const float* x, float
     for_chosen(p, part, 0, [&](const BlockRows& in) {
         const Ffn& w = in.w();
         const int64_t i = next - b.products;
-        *next++ = {&w.down, i, y + i * width, w.down_bias, w.down_scale};
+        *next++ = {&w.down, i, kept(p, in), w.down_bias, w.down_scale};
     });
     const Input fired = b.input.prepare(p.context, b.gate, part.n_used, n_ff, q8_down);
     ggml::matmul_rows(p.context, fired, b.products, part.n_used);
@@ -268,12 +274,13 @@ void dense_experts(const Pass& p, const FeedForward& part, const float* x, float
     counts = {counts.rows + part.n_used, counts.proposed + all, counts.computed + all,
               counts.fired + all};
 }
-void neuron_experts(const Pass& p, const FeedForward& part, const float* x, float* y) {
+void neuron_experts(const Pass& p, const FeedForward& part, const float* x) {
     ggml::Neurons some[ggml::kMostWhole];
+    float* out = p.work.expert_out;
     int64_t n = 0;
     const auto compute = [&] {
-        if (n) compute_whole(p, part, some, n, x, y);
-        y += n * width_of(p, part);
+        if (n) compute_whole(p, part, some, n, x, out);
+        out += n * width_of(p, part);
         n = 0;
     };
     for_chosen(p, part, 0, [&](const BlockRows& in) {
@@ -284,17 +291,16 @@ void neuron_experts(const Pass& p, const FeedForward& part, const float* x, floa
     compute();
 }
 
-// The same as mixture() for such a row. An expert takes some tens of microseconds, in which threads
-// begin, wait for each other, and read a new piece of memory: once for all experts instead of for
-// each.
+// The same as mixture() for a row of which together() is true. An expert takes some tens of
+// microseconds. So it counts how often threads begin a region and wait for each other: once for
+// all experts here, not once for each.
 void mixture_of_row(const Pass& p, const FeedForward& part, const float* x, float* y) {
-    const auto compute = part.blocks[0].neurons.n ? neuron_experts : dense_experts;
-    const float* out = p.work.expert_out;
-    compute(p, part, x, p.work.expert_out);
-    for_chosen(p, part, 0, [&](const BlockRows& in) {
-        add_expert(p, in, out, y);
-        out += width_of(p, part);
-    });
+    if (part.blocks[0].neurons.n) {
+        neuron_experts(p, part, x);
+    } else {
+        dense_experts(p, part, x);
+    }
+    add_kept(p, part, y);
 }
 
 // y[t] = the sum of expert_weight * ffn(expert, x[t]) over the chosen experts, in ascending order.

@@ -247,8 +247,7 @@ void convolve_some(const Convolution& how, int64_t first, int64_t n, const State
     for (int64_t c = 0; c < n; c++) v.bias[c] = how.bias ? how.bias[first + c] : 0;
     for (int64_t t = 0; t < sequence.n; t++) {
         if (t + 1 < sequence.n) {  // too short a run for the processor's own prefetchers
-            const float* next = x + sequence.rows[t + 1] * x_row + first;
-            for (int64_t c = 0; c < n; c += 16) __builtin_prefetch(next + c);
+            fetch(x + sequence.rows[t + 1] * x_row + first, n);
         }
         convolve_row<known>(v, taps, t, x + sequence.rows[t] * x_row + first, n);
         if (how.silu) activate(Activation::silu, 0, v.sum, n);
