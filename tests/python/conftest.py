@@ -58,6 +58,7 @@ def circle_of(config: pytest.Config) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     # Before test modules are imported, and in every worker; programs and commands inherit it.
     circle = os.environ["PI_CIRCLE"] = circle_of(config)
+    os.environ["PI_RECORD"] = "1" if config.getoption("--record") else ""
     # A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for mark in (

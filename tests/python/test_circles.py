@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -161,6 +162,23 @@ def test_work(): subprocess.run([sys.executable, "-c", LOOP], check=True)
     written = json.loads((checkout / "limits.json").read_text())["test"]
     assert 0.9 < written["test_work.py"] < 3 and set(written) == {"test_work.py", "test_small.py"}
     assert pytest_of(checkout)[0] == 0
+
+
+def test_a_record_has_all_thirds(root: Path) -> None:
+    """Else the third that was recorded, perhaps a cheap one, would be the limit of the others."""
+    sizes = {}
+    for recording in ("", "1"):
+        done = subprocess.run(
+            [sys.executable, "-c", "import circles; print(len(circles.third(range(30))))"],
+            cwd=HERE,
+            env={**os.environ, "PI_CIRCLE": "all", "PI_RECORD": recording},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        sizes[recording] = int(done.stdout)
+    assert sizes["1"] == 30
+    assert sizes[""] == (10 if (root / ".git").exists() else 30)
 
 
 def test_what_several_files_use_is_counted_apart(checkout: Path) -> None:
