@@ -1,7 +1,8 @@
 """Which of three circles of tests runs: `./run test`, `./run test --all`, `./run test --nightly`.
 
 What a quicker circle leaves out runs in the wider one; nothing is left out of the widest. conftest
-sets PI_CIRCLE before it imports a test, and the C++ programs read it (tests/circle.h).
+sets PI_CIRCLE and PI_RECORD before it imports a test. The C++ programs read PI_CIRCLE, too
+(tests/circle.h).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 CIRCLE = os.environ.get("PI_CIRCLE", "nightly")  # a file that is run by hand runs in full
 FULL = CIRCLE != "test"
-RECORDS = bool(os.environ.get("PI_RECORD"))  # what the circle costs
+RECORDS = bool(os.environ.get("PI_RECORD"))  # is --record given?
 
 
 def pick(quick: T, full: T) -> T:
@@ -39,7 +40,7 @@ def _commits() -> int | None:
 def third(cases: Iterable[T]) -> list[T]:
     """In the circle `all` every third case, another third with every commit; otherwise all.
 
-    Thirds cost more or less, so --record (effort.py) counts them all.
+    Some thirds cost more than others, so --record (effort.py) runs all cases.
     """
     found = list(cases)
     commits = _commits() if CIRCLE == "all" and not RECORDS else None
