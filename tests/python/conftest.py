@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import passed
 import pytest
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for mark in (
         "peer(module): compares with a package that may be missing",
-        "about(path, ...): --all runs it only if these changed since the last nightly run",
+        "about(path, ...): only --nightly runs it where these are as in the commit of .ci/base",
     ):
         config.addinivalue_line("markers", mark)
     import effort
@@ -72,6 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
     whole = not (chosen or any(config.getoption(name, "") for name in ("-k", "-m", "lf")))
     config.pluginmanager.register(effort.Effort(circle, whole, config.getoption("--record")))
     if not _is_worker(config):
+        passed.commit(ROOT)  # before the tests change anything
         config.stash[LEFT_OUT], config.stash[NEEDLESS] = {}, []
         if config.pluginmanager.has_plugin("xdist"):
             config.pluginmanager.register(_FromWorkers(config))
@@ -120,16 +122,25 @@ def _is_installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def _git(*arguments: str) -> str | None:
+    """What git says of this checkout; None if it fails or is missing."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
 @cache
 def _changed(*paths: str) -> bool:
-    """Whether these differ from the commit of the last nightly run (docs/nightly.md names it); also
-    where that is unknown."""
-    page = ROOT / "docs" / "nightly.md"
-    commit = re.search(r"^Commit: `(\w+)`", page.read_text(), re.M) if page.is_file() else None
-    if not commit or not shutil.which("git"):
+    """Whether these differ from the commit that a change builds on (.ci/base names it); also where
+    that is unknown."""
+    base = ROOT / ".ci" / "base"
+    commit = base.read_text().strip() if base.is_file() else ""
+    if not commit or _git("merge-base", "--is-ancestor", commit, "HEAD") is None:
         return True
-    command = ["git", "diff", "--quiet", commit[1], "--", *paths]
-    return bool(subprocess.run(command, cwd=ROOT, capture_output=True).returncode)
+    same = _git("diff", "--quiet", commit, "--", *paths) is not None
+    return not same or _git("ls-files", "--others", "--exclude-standard", "--", *paths) != ""
 
 
 def _why_not(item: pytest.Item, circle: str) -> tuple[str, bool]:
@@ -140,9 +151,12 @@ def _why_not(item: pytest.Item, circle: str) -> tuple[str, bool]:
         return "./run test --nightly runs it", False
     if circle == "test" and item.get_closest_marker("slow"):
         return "slow; ./run test --all runs it", False
-    about = None if item.config.getoption("--record") else item.get_closest_marker("about")
-    if about and circle == "all" and not _changed(*about.args):
-        return f"{', '.join(about.args)} are as in the last nightly run", False
+    if circle != "nightly" and not item.config.getoption("--record"):
+        about = item.get_closest_marker("about")
+        if about and not _changed(*about.args):
+            return f"{', '.join(about.args)} are as in the commit of .ci/base", False
+        if circle == "all" and item.nodeid in passed.before(ROOT):
+            return "passed in ./run test at this commit", False
     if item.get_closest_marker("shared") and not SHARED.is_dir():
         return "needs the reference data of ../shared", False
     if peer and not _is_installed(module):
@@ -169,7 +183,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             needless.append(item.nodeid)
     # Long files first: one that began last would run while the other processes have nothing to do.
     cost = effort.recorded(circle)
-    keep.sort(key=lambda item: -cost.get(item.path.name, 1.0))
+    keep.sort(key=lambda item: -cost.get(effort.row(item.nodeid), 1.0))
     for item in keep:
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SECONDS))
@@ -214,9 +228,14 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """With --all a skip for anything but missing hardware fails the run, as does a missing peer."""
+    """Keeps what the quick circle passed. With --all a skip for anything but missing hardware fails
+    the run, as does a missing peer."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if circle_of(session.config) == "test" or _is_worker(session.config) or reporter is None:
+    if _is_worker(session.config) or reporter is None:
+        return
+    if circle_of(session.config) == "test":
+        ended = {kind: _ids(reporter, kind) for kind in ("passed", "failed", "error")}
+        passed.keep(ROOT, ended["passed"] - ended["failed"] - ended["error"])
         return
     for test in session.config.stash.get(NEEDLESS, []):
         reporter.write_line(f"left out without need, a peer is missing: {test}", red=True)
@@ -226,6 +245,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         if not any(word in reason for word in HARDWARE):
             reporter.write_line(f"skipped without need: {report.nodeid}: {reason}", red=True)
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _ids(reporter, kind: str) -> set[str]:
+    """The tests that ended so, without the groups that pytest-xdist appends."""
+    return {re.sub(r"@\w+$", "", report.nodeid) for report in reporter.stats.get(kind, [])}
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -11,6 +11,12 @@ from pathlib import Path
 
 import pytest
 
+# Most of these start pytest several times.
+pytestmark = pytest.mark.about(
+    *(f"tests/python/{name}.py" for name in ("conftest", "effort", "circles", "passed")),
+    "tests/python/test_circles.py",
+    "pyproject.toml",
+)
 HERE = Path(__file__).parent
 TESTS = """
 import ctypes, subprocess, sys, time
@@ -47,6 +53,7 @@ def checkout(root: Path, tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     shutil.copy(root / "pyproject.toml", tmp_path)
     shutil.copy(HERE / "effort.py", folder)
+    shutil.copy(HERE / "passed.py", folder)
     text = (HERE / "conftest.py").read_text()
     assert "\nGRACE = 30" in text
     (folder / "conftest.py").write_text(text.replace("\nGRACE = 30", "\nGRACE = 1"))
@@ -136,31 +143,137 @@ def test_together():
     assert len({pid for _, pid in pairs}) > 1
 
 
-def test_what_is_over_its_limit_fails(checkout: Path) -> None:
-    """CPU-seconds of a test and of its children."""
+def test_what_is_over_its_limit(checkout: Path) -> None:
+    """CPU-seconds of a test and of its children: a row is named, and the whole circle fails."""
     (checkout / "test_work.py").write_text("""
 import subprocess, sys, time
 LOOP = "import time\\nwhile time.process_time() < 1: pass"
 def test_work(): subprocess.run([sys.executable, "-c", LOOP], check=True)
 """)
-    (checkout / "limits.json").write_text(json.dumps({"test": {"test_work.py": 0.2}}))
     effort = checkout / "effort.py"
     effort.write_text(effort.read_text().replace("LEAST = 10.0", "LEAST = 0.1"))
-    status, said = pytest_of(checkout)
-    assert status == 1 and said.endswith("2 passed, 0 failed, 0 skipped\n"), said
-    assert "over its limit: test_work.py: 1 CPU-seconds of 0 (limits.json)" in said
-    assert re.search(r"^test_work.py +1\.\d +0 ", said, re.M), said
+
+    def recorded(**seconds: float) -> tuple[int, list[str]]:
+        known = {f"test_{name}.py": n for name, n in seconds.items()}
+        (checkout / "limits.json").write_text(json.dumps({"test": known}))
+        status, said = pytest_of(checkout)
+        assert said.endswith("2 passed, 0 failed, 0 skipped\n"), said
+        return status, re.findall(r"over its limit: (.*): \d CPU-seconds of \d ", said, re.M)
+
+    assert recorded(work=0.2, small=5.0) == (0, ["test_work.py"])
+    assert recorded(work=1.0, small=0.1) == (0, [])
+    assert recorded(work=0.2, small=0.1) == (1, ["test_work.py", "the circle"])
     # Where the other files take longer than recorded, so may this one.
-    (checkout / "limits.json").write_text(
-        json.dumps({"test": {"test_work.py": 0.2, "test_small.py": 1e-6, "test_other.py": 50.0}})
-    )
-    assert pytest_of(checkout)[0] == 0
+    assert recorded(work=0.2, small=1e-6, other=50.0)[1] == ["the circle"]
     # A part of the circle is not judged; --record writes what the whole took.
     assert pytest_of(checkout, "tests/python/test_work.py")[0] == 0
     assert pytest_of(checkout, "--record")[0] == 0
     written = json.loads((checkout / "limits.json").read_text())["test"]
     assert 0.9 < written["test_work.py"] < 3 and set(written) == {"test_work.py", "test_small.py"}
     assert pytest_of(checkout)[0] == 0
+
+
+def test_rows() -> None:
+    import effort
+
+    row = effort.row("tests/python/test_native.py::test_program[test_storage]@native")
+    assert row == "test_native.py[test_storage]"
+    assert effort.row("tests/python/test_native.py::test_tools_compile") == "test_native.py"
+    assert effort.row("tests/python/test_chat.py::test_a[b]@test_chat") == "test_chat.py"
+
+
+def git(checkout: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    command = ["git", *who, *arguments]
+    root = checkout.parents[1]
+    done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def committed(checkout: Path) -> str:
+    """All files in a commit; its name."""
+    (checkout.parents[1] / ".gitignore").write_text("build\n__pycache__\n")
+    git(checkout, "init", "-q")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-q", "-m", "all")
+    return git(checkout, "rev-parse", "HEAD")
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="no tool to make a repository: git")
+def test_what_passed_at_this_commit_is_not_repeated(checkout: Path) -> None:
+    """But for tests that do more in a wider circle; and not after a change."""
+    (checkout / "circles.py").write_text("")
+    (checkout / "helper.py").write_text("def f():\n    import circles\n")
+    (checkout / "test_deep.py").write_text("import helper\ndef test_deep(): pass\n")
+    (checkout / "test_wrong.py").write_text("def test_wrong(): assert False\n")
+    committed(checkout)
+    why = "passed in ./run test at this commit"
+
+    def again(*options: str) -> tuple[int, int]:
+        """How many are left out for that, and how many pass."""
+        _, said = pytest_of(checkout, "-n", "2", *options)
+        (n,) = re.findall(r"^(\d+) passed, \d+ failed, \d+ skipped$", said, re.M)
+        return left_out(said).get(why, 0), int(n)
+
+    every = again("--all")
+    assert every == (0, 3)
+    assert again() == (0, 2)
+    assert again("--all") == (1, 2)
+    assert again("--all", "--record") == every
+    (checkout / "limits.json").unlink()
+    assert again("--nightly")[0] == 0
+    (checkout / "test_deep.py").write_text("import helper\ndef test_deep(): assert True\n")
+    assert again("--all") == every
+    git(checkout, "commit", "-q", "-a", "-m", "other")
+    assert again("--all") == every
+    # Part by part.
+    assert again("tests/python/test_small.py") == (0, 1)
+    assert again("tests/python/test_deep.py") == (0, 1)
+    assert again("--all") == (1, 2)
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="no tool to make a repository: git")
+def test_what_depends_on_few_files(checkout: Path) -> None:
+    """It runs where these differ from the commit of .ci/base, or nobody knows."""
+    root = checkout.parents[1]
+    (checkout / "test_about.py").write_text(
+        "import pytest\n@pytest.mark.about('one', 'two')\ndef test_about(): pass\n"
+    )
+    for folder in ("one", "two", "three"):
+        (root / folder).mkdir()
+        (root / folder / "file").write_text(folder)
+    first = committed(checkout)
+    base = root / ".ci" / "base"
+    base.parent.mkdir()
+
+    def runs(*options: str) -> bool:
+        _, said = pytest_of(checkout, *options, "tests/python/test_about.py")
+        out = left_out(said) == {"one, two are as in the commit of .ci/base": 1}
+        assert said.endswith(f"{int(not out)} passed, 0 failed, 0 skipped\n")
+        return not out
+
+    assert runs()
+    for unknown in ("", "0" * 40):
+        base.write_text(unknown)
+        assert runs()
+    base.write_text(first + "\n")
+    assert not runs() and not runs("--all") and runs("--nightly")
+    assert runs("--all", "--record")
+    (root / "three" / "file").write_text("other")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-q", "-m", "other")
+    assert not runs("--all")
+    (root / "two" / "new").write_text("")
+    assert runs()
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-q", "-m", "new")
+    assert runs("--all")
+    base.write_text(git(checkout, "rev-parse", "HEAD"))
+    assert not runs()
+    git(checkout, "reset", "-q", "--hard", first)  # that commit is no ancestor now
+    base.parent.mkdir(exist_ok=True)
+    base.write_text(git(checkout, "rev-parse", "HEAD@{1}"))
+    assert runs()
 
 
 def test_a_record_has_all_thirds(checkout: Path) -> None:

@@ -12,8 +12,6 @@ from builds import CORPUS, CPU, ROOT, build, run
 ALONE = True  # each test by itself: the programs are independent
 SOURCES = sorted([*ROOT.glob("tests/*/test_*.cpp"), *ROOT.glob("tests/*/test_*.c")])
 NAMES = [source.stem for source in SOURCES]
-LONG = ("test_storage", "test_tiers", "test_split", "test_storage_faults")  # first, so none is last
-NAMES.sort(key=lambda name: name not in LONG)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,6 +8,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 TRACKED = subprocess.run(
     ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
@@ -111,3 +113,12 @@ def test_results_do_not_depend_on_the_c_library() -> None:
             continue
         for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
             assert not LIBRARY.search(line.split("//")[0]), f"{name}:{number}: {line.strip()}"
+
+
+def test_the_base_of_a_change_is_a_commit_before_it() -> None:
+    """What tests of the mark `about` compare with (conftest.py)."""
+    base = (ROOT / ".ci" / "base").read_text().strip()
+    shallow = ["git", "rev-parse", "--is-shallow-repository"]
+    if subprocess.run(shallow, cwd=ROOT, capture_output=True, text=True).stdout != "false\n":
+        pytest.skip("no tool to look at this checkout's history")
+    run("git", "merge-base", "--is-ancestor", base, "HEAD")
