@@ -7,6 +7,7 @@ import json
 import time
 
 import pytest
+from circles import pick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from powerinfer_cpp.text.tools import (
@@ -274,31 +275,35 @@ def test_ids() -> None:
     assert STYLES["hermes"].new_id().startswith("call_")
 
 
+LONG = pick(250, 1000)
+
+
 @pytest.mark.xdist_group("timed")
 @pytest.mark.parametrize(
     ("style", "text"),
     [
-        ("hermes", "<tool_call>{" * 20_000),
-        ("hermes", "<" * 200_000),
-        ("hermes", '<tool_call>{"name": "add", "arguments": ' + '{"a":' * 40_000),
-        ("hermes", " " * 200_000),
-        ("llama-3", '{"name": "add"};' * 12_000),
-        ("mistral", "[TOOL_CALLS]add[ARGS]{}" * 9_000),
-        ("hermes", "```" + "\n" * 100_000 + "```json\n{" * 10_000),
-        ("qwen-coder", "<tool_call>" + "<function=add><parameter=a>" * 9_000 + "</tool_call>"),
-        ("qwen-coder", "<tool_call></tool_call>" * 9_000),
-        ("glm", "<tool_call>add" + "<arg_key>a</arg_key><arg_value>" * 5_000 + "</tool_call>"),
-        ("deepseek", STYLES["deepseek"].opening + "{}" * 90_000 + STYLES["deepseek"].closing),
-        ("kimi", "<|tool_calls_section_begin|>" + "<|tool_call_begin|>add:0" * 9_000),
-        ("lfm2", "<|tool_call_start|>[" + "add(a=" * 30_000 + "<|tool_call_end|>"),
-        ("gemma-4", "<|tool_call>call:add" + "{a:" * 60_000 + "}" * 60_000 + "<tool_call|>"),
+        ("hermes", "<tool_call>{" * 20 * LONG),
+        ("hermes", "<" * 200 * LONG),
+        ("hermes", '<tool_call>{"name": "add", "arguments": ' + '{"a":' * 40 * LONG),
+        ("hermes", " " * 200 * LONG),
+        ("llama-3", '{"name": "add"};' * 12 * LONG),
+        ("mistral", "[TOOL_CALLS]add[ARGS]{}" * 9 * LONG),
+        ("hermes", "```" + "\n" * 100 * LONG + "```json\n{" * 10 * LONG),
+        ("qwen-coder", "<tool_call>" + "<function=add><parameter=a>" * 9 * LONG + "</tool_call>"),
+        ("qwen-coder", "<tool_call></tool_call>" * 9 * LONG),
+        ("glm", "<tool_call>add" + "<arg_key>a</arg_key><arg_value>" * 5 * LONG + "</tool_call>"),
+        ("deepseek", STYLES["deepseek"].opening + "{}" * 90 * LONG + STYLES["deepseek"].closing),
+        ("kimi", "<|tool_calls_section_begin|>" + "<|tool_call_begin|>add:0" * 9 * LONG),
+        ("lfm2", "<|tool_call_start|>[" + "add(a=" * 30 * LONG + "<|tool_call_end|>"),
+        ("gemma-4", "<|tool_call>call:add" + "{a:" * 60 * LONG + "}" * 60 * LONG + "<tool_call|>"),
     ],
+    ids=lambda value: value[:30].strip(),
 )
 def test_long_texts_take_linear_time(style: str, text: str) -> None:
     start = time.process_time()
     read(style, [text])
     read(style, text)
-    assert time.process_time() - start < 10  # it takes a second
+    assert time.process_time() - start < pick(2.5, 10)  # it takes a tenth of that
 
 
 def test_which_style_a_template_has() -> None:

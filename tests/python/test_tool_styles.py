@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from circles import pick
 from powerinfer_cpp.text.chat import TemplateFormat
 from powerinfer_cpp.text.thinking import Thinking
 from powerinfer_cpp.text.tool_chat import prepare
@@ -140,7 +141,8 @@ def test_calls_of_a_style(style: str) -> None:
     text = TEXTS[style]
     found = parse(style, [text])
     assert calls(found) == [("look", FIRST), ("now", {})] and found["content"] is None
-    for at in range(len(text)):
+    # In the quick circle other places for each style.
+    for at in range(len(style) % pick(6, 1), len(text), pick(6, 1)):
         assert parse(style, [text[:at], text[at:]]) == found
     around = parse(style, [f"I look. {text}\n Well"])
     assert calls(around) == calls(found) and around["content"].split() == ["I", "look.", "Well"]
@@ -265,14 +267,15 @@ def test_values_of_tags_in_tags() -> None:
 @pytest.mark.xdist_group("timed")
 @pytest.mark.parametrize("value", [" ", "\n", "<", "</", "a", "<![CDATA["])
 def test_long_values_take_linear_time(value: str) -> None:
-    text = value * (60_000 // len(value))
+    text = value * (pick(15_000, 60_000) // len(value))
     start = time.process_time()
     for key in ("city", "more"):
         head = f"<tool_call>\n<function=look>\n<parameter={key}>\n"
         found = parse("qwen-coder", f"{head}{text}\n</parameter>\n</function>\n</tool_call>")
         assert found["tool_calls"] or value != "a"
-    parse("qwen-coder", "<tool_call><function=" * 3000 + "<tool_call>" * 5000)
-    assert time.process_time() - start < 10  # it takes a second
+    n = pick(700, 3000)
+    parse("qwen-coder", "<tool_call><function=" * n + "<tool_call>" * 2 * n)
+    assert time.process_time() - start < pick(2.5, 10)  # it takes a tenth of that
 
 
 CALL = '{"name": "look", "arguments": {"city": "x"}}'
@@ -424,13 +427,18 @@ def plain_bytes(compiled: str, seed: int) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("style", STYLES)
+# JSON alone and with a name before it, tags, calls of Python, unquoted texts, and channels.
+FORCED = pick(("hermes", "kimi", "qwen-coder", "lfm2", "gemma-4", "harmony"), tuple(STYLES))
+
+
+@pytest.mark.parametrize("style", FORCED)
 def test_forced_calls_are_read(style: str) -> None:
     """What a grammar admits is a call, with arguments that follow the schema."""
     request = ToolRequest.of(TOOLS, "required")
     assert request is not None and STYLES[style].can_force(request)
     grammar = LlamaGrammar.from_tool_calls(STYLES[style].forced(request))
-    texts = [text for seed in range(8) if (text := plain_bytes(grammar._compiled, seed))]
+    drawn = (plain_bytes(grammar._compiled, seed) for seed in range(8))
+    texts = list(itertools.islice(filter(None, drawn), pick(3, 8)))
     assert texts
     for text in texts:
         text = STYLES[style].begin + text

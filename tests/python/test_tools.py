@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -12,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import tiny
+from circles import pick
 from gguf_files import changed
 from powerinfer_cpp.text import grammar
 from powerinfer_cpp.text.chat import ChatFormat, TemplateFormat, check_messages, named_format
@@ -424,12 +426,15 @@ def test_forced_calls_have_the_models_control_tokens(models) -> None:
     assert allowed() == [args]
 
 
-@pytest.mark.parametrize("control", [False, True])
-@pytest.mark.parametrize("style", TEMPLATES)
+MARKED = {"hermes": True, "llama-3": False, "mistral": False, "mistral-args": True}
+FORCED = pick(list(MARKED.items()), list(itertools.product(TEMPLATES, (False, True))))
+
+
+@pytest.mark.parametrize(("style", "control"), FORCED)
 def test_forced_calls(style: str, control: bool, models) -> None:
     """Random weights call a tool, with arguments that follow its schema."""
     llm, called, counts = models(style, control), set(), set()
-    for seed in range(6):
+    for seed in range(pick(2, 6)):
         options = {"tools": TOOLS, "seed": seed, "temperature": 2.0}
         done = llm.create_chat_completion(ASK, tool_choice="required", **options)
         (choice,) = done["choices"]
