@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -24,18 +25,34 @@ if TYPE_CHECKING:
     from powerinfer_cpp.server.served import ServedModel
     from powerinfer_cpp.server.settings import Settings
 
+
+class later:  # noqa: N801 (stands for a module)
+    """A package that is imported when something of it is used, as every process collects all tests.
+    A module that names one which is not installed is skipped."""
+
+    def __init__(self, name: str) -> None:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"could not import {name!r}", allow_module_level=True)
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("_", "pytest")):  # which pytest looks for in all that a module holds
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._name), name)
+
+
 # A module that imports this one is skipped without the packages of the extra `serve`, and these.
-httpx = pytest.importorskip("httpx")
-openai = pytest.importorskip("openai")
+httpx, openai = later("httpx"), later("openai")
 for _name in ("starlette", "uvicorn", "httptools", "uvloop", "msgspec", "prometheus_client"):
-    pytest.importorskip(_name)
+    later(_name)
 
 SECONDS = 60.0  # for anything to happen
 
 
 @dataclass
 class Running:
-    """A server that listens at url, which ends with a slash."""
+    """A server that listens at url, which ends with a slash. It speaks no TLS: reading certificates
+    for each request would take longer than most answers."""
 
     url: str
 
@@ -56,15 +73,14 @@ class Running:
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         """The answer to GET path, which has no slash in front."""
-        return httpx.get(self.url + path, timeout=SECONDS, **options)
+        return httpx.get(self.url + path, timeout=SECONDS, verify=False, **options)
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         """The answer to POST path; body: bytes, or what is sent as JSON."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"content-type": "application/json", **options.pop("headers", {})}
-        return httpx.post(
-            self.url + path, content=data, headers=headers, timeout=SECONDS, **options
-        )
+        options |= {"timeout": SECONDS, "verify": False}
+        return httpx.post(self.url + path, content=data, headers=headers, **options)
 
     def connect(self, data: bytes = b"") -> socket.socket:
         """A connection on which these bytes were sent."""

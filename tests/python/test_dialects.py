@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import serving
-from serving import openai
+from serving import later, openai
 
-anthropic = pytest.importorskip("anthropic")
+anthropic = later("anthropic")
 
 ASK = "Tell me about a dog."
 HOT = {"temperature": 1.1, "top_p": 0.9}

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import profiled
 import pytest
-from matplotlib import image
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.core.gguf import Gguf
 from powerinfer_cpp.placement import (
@@ -43,6 +42,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def drawn(out: Path) -> np.ndarray:
     """The picture, checked to be large, and neither blank nor grey."""
+    from matplotlib import image
+
     pixels = image.imread(out)
     height, width = pixels.shape[:2]
     assert width > 800 and height > 400

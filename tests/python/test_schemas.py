@@ -6,7 +6,6 @@ import json
 import random
 from typing import Any
 
-import jsonschema
 import llguidance
 import pytest
 import random_schemas
@@ -80,6 +79,8 @@ def as_multiple(value: Any) -> Any:
 
 
 def check(seed: int) -> None:
+    import jsonschema
+
     draw = random.Random(seed)
     schema = random_schemas.schema(draw)
     exact, ours = map(jsonschema.Draft202012Validator, (schema, limited(schema)))

@@ -11,14 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import serving
-from openai import (
-    AuthenticationError,
-    BadRequestError,
-    NotFoundError,
-    OpenAI,
-    PermissionDeniedError,
-)
 from powerinfer_cpp.text import answers
+from serving import openai
 
 from powerinfer_cpp import Llama
 
@@ -54,7 +48,7 @@ def llm(model_path: Path) -> Iterator[Llama]:
 # ---- Completions ----
 
 
-def test_completions_are_those_of_llama(client: OpenAI, llm: Llama) -> None:
+def test_completions_are_those_of_llama(client: openai.OpenAI, llm: Llama) -> None:
     """For every seed, and with the cache cold or warm."""
     for _ in range(2):
         for seed, prompt in enumerate(PROMPTS):
@@ -89,7 +83,7 @@ def test_completions_are_those_of_llama(client: OpenAI, llm: Llama) -> None:
         },
     ],
 )
-def test_stream_equals_whole(client: OpenAI, llm: Llama, options: dict[str, Any]) -> None:
+def test_stream_equals_whole(client: openai.OpenAI, llm: Llama, options: dict[str, Any]) -> None:
     ours = answers.Samplers.__annotations__.keys() | {"top_k", "min_p", "repeat_penalty"}
     options, extra = ({k: v for k, v in options.items() if (k in ours) == own} for own in (0, 1))
     options = {"model": "m", "prompt": PROMPTS[0], "seed": 1, **options}
@@ -123,7 +117,7 @@ def test_stream_equals_whole(client: OpenAI, llm: Llama, options: dict[str, Any]
             assert tokens[i] == want["logprobs"]["token_logprobs"]
 
 
-def test_several_prompts_and_ids(client: OpenAI, llm: Llama) -> None:
+def test_several_prompts_and_ids(client: openai.OpenAI, llm: Llama) -> None:
     ids = [llm.tokenize(prompt.encode()) for prompt in PROMPTS]
     want = [llm(p, max_tokens=6, seed=2 + i)["choices"][0]["text"] for p in PROMPTS for i in (0, 1)]
     for prompts in (list(PROMPTS), ids):
@@ -135,7 +129,7 @@ def test_several_prompts_and_ids(client: OpenAI, llm: Llama) -> None:
     assert one.choices[0].text == want[2]
 
 
-def test_a_stop_ends_the_text_before_it(client: OpenAI) -> None:
+def test_a_stop_ends_the_text_before_it(client: openai.OpenAI) -> None:
     asked = {"model": "m", "prompt": PROMPTS[0], "temperature": 0}
     long = client.completions.create(**asked, max_tokens=30).choices[0].text
     stop = long[20:24]
@@ -143,7 +137,7 @@ def test_a_stop_ends_the_text_before_it(client: OpenAI) -> None:
     assert found.text == long[: long.index(stop)] and found.finish_reason == "stop"
 
 
-def test_what_lm_evaluation_harness_sends(client: OpenAI, llm: Llama) -> None:
+def test_what_lm_evaluation_harness_sends(client: openai.OpenAI, llm: Llama) -> None:
     """The prompt's tokens with log-probabilities, and one token more or none."""
     ids = llm.tokenize(PROMPTS[2].encode())
     for n in (1, 0):
@@ -165,7 +159,7 @@ def test_what_lm_evaluation_harness_sends(client: OpenAI, llm: Llama) -> None:
 # ---- Chats ----
 
 
-def chat_stream(client: OpenAI, **options: Any) -> tuple[str, list[dict], str | None]:
+def chat_stream(client: openai.OpenAI, **options: Any) -> tuple[str, list[dict], str | None]:
     """Content, calls and reason of a streamed chat."""
     content, reason, calls = "", None, []
     chunks = list(client.chat.completions.create(**options, stream=True))
@@ -184,7 +178,7 @@ def chat_stream(client: OpenAI, **options: Any) -> tuple[str, list[dict], str | 
 
 
 @pytest.mark.parametrize("temperature", [0, 1.2])
-def test_chats_are_those_of_llama(client: OpenAI, llm: Llama, temperature: float) -> None:
+def test_chats_are_those_of_llama(client: openai.OpenAI, llm: Llama, temperature: float) -> None:
     given = {"temperature": temperature, "seed": 4, "max_tokens": 24}
     want = llm.create_chat_completion(MESSAGES, **given)["choices"][0]
     for changes in ({}, {"max_tokens": None, "max_completion_tokens": 24}):
@@ -201,7 +195,7 @@ def test_chats_are_those_of_llama(client: OpenAI, llm: Llama, temperature: float
     assert again.choices[0].message.content == want["message"]["content"]
 
 
-def test_chats_with_logprobs_and_parts(client: OpenAI, llm: Llama) -> None:
+def test_chats_with_logprobs_and_parts(client: openai.OpenAI, llm: Llama) -> None:
     given = {"seed": 4, "max_tokens": 6, "logprobs": True, "top_logprobs": 3, "temperature": 0.5}
     want = llm.create_chat_completion(MESSAGES, **given)["choices"][0]
     found = client.chat.completions.create(model="m", messages=MESSAGES, **given, n=2)
@@ -213,7 +207,7 @@ def test_chats_with_logprobs_and_parts(client: OpenAI, llm: Llama) -> None:
     assert again.choices[0].message.content == want["message"]["content"]
 
 
-def test_tools(client: OpenAI) -> None:
+def test_tools(client: openai.OpenAI) -> None:
     asked = {"model": "m", "messages": MESSAGES, "tools": TOOLS, "seed": 1, "max_tokens": 120}
     named = {"type": "function", "function": {"name": "add"}}
     found = client.chat.completions.create(**asked, tool_choice=named).choices[0]
@@ -234,7 +228,7 @@ def test_tools(client: OpenAI) -> None:
     assert required.message.tool_calls[0].function.name in ("add", "now")
 
 
-def test_json_schemas(client: OpenAI) -> None:
+def test_json_schemas(client: openai.OpenAI) -> None:
     schema = {**ADD, "properties": {**ADD["properties"], "ok": {"type": "boolean"}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     asked = {"model": "m", "messages": MESSAGES, "max_tokens": 60, "response_format": form}
@@ -251,7 +245,7 @@ def test_json_schemas(client: OpenAI) -> None:
 # ---- Embeddings ----
 
 
-def test_embeddings(client: OpenAI, running: serving.InThread, model_path: Path) -> None:
+def test_embeddings(client: openai.OpenAI, running: serving.InThread, model_path: Path) -> None:
     with Llama(model_path, embedding=True, pooling_type=1, n_ctx=1024, verbose=False) as llm:
         want = np.array(llm.embed(list(PROMPTS), normalize=True), dtype=np.float32)
         ids = llm.tokenize(PROMPTS[1].encode())
@@ -279,21 +273,21 @@ def test_embeddings(client: OpenAI, running: serving.InThread, model_path: Path)
 # ---- Errors ----
 
 
-def test_errors_are_openais(client: OpenAI, running: serving.InThread) -> None:
-    with pytest.raises(BadRequestError) as refused:
+def test_errors_are_openais(client: openai.OpenAI, running: serving.InThread) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model="m", prompt="x", n=0)
     assert refused.value.param == "n" and refused.value.type == "invalid_request_error"
-    with pytest.raises(BadRequestError) as refused:
+    with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model="m", prompt=[5] * 1100)
     assert refused.value.code == "context_length_exceeded"
-    with pytest.raises(BadRequestError) as refused:
+    with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="m", messages=[{"role": "wizard", "content": "x"}])
     assert "wizard" in refused.value.message
-    with pytest.raises(BadRequestError, match="response_format"):
+    with pytest.raises(openai.BadRequestError, match="response_format"):
         client.chat.completions.create(
             model="m", messages=MESSAGES, response_format={"type": "poem"}
         )
-    with pytest.raises(NotFoundError) as lost:
+    with pytest.raises(openai.NotFoundError) as lost:
         client.files.list()
     assert lost.value.type == "not_found_error"
     method = running.get("v1/completions")
@@ -345,13 +339,13 @@ def test_bad_bodies(running: serving.InThread, body: Any) -> None:
     assert running.post("v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
 
 
-def test_a_chat_without_template_and_unknown_fields(client: OpenAI) -> None:
+def test_a_chat_without_template_and_unknown_fields(client: openai.OpenAI) -> None:
     found = client.chat.completions.create(
         model="m", messages=MESSAGES, max_tokens=2, user="u", store=False, metadata={"a": "b"}
     )
     assert found.choices[0].message.content is not None
     for field, given in (("chat_template", {"x": "{{ 1 }}"}), ("chat_template_kwargs", "x")):
-        with pytest.raises(BadRequestError, match=field):
+        with pytest.raises(openai.BadRequestError, match=field):
             client.chat.completions.create(model="m", messages=MESSAGES, extra_body={field: given})
 
 
@@ -378,7 +372,7 @@ def test_keys(model_path: Path) -> None:
             headers = {"authorization": f"Bearer {wrong}".encode()}
             refused = running.get("v1/models", headers=headers)
             assert refused.status_code == 401, wrong
-        with pytest.raises(AuthenticationError) as error:
+        with pytest.raises(openai.AuthenticationError) as error:
             running.openai("other").models.list()
         assert error.value.code == "invalid_api_key"
         assert running.get("health").status_code == 200  # for those who watch the server
@@ -449,7 +443,7 @@ def test_hosts_and_origins(running: serving.InThread, model_path: Path) -> None:
         preflight = httpx.options(other.url + "v1/completions", headers=asked)
         assert preflight.status_code == 403
         assert "access-control-allow-headers" not in preflight.headers
-        with pytest.raises(PermissionDeniedError):
-            OpenAI(
+        with pytest.raises(openai.PermissionDeniedError):
+            openai.OpenAI(
                 base_url=other.url + "v1", api_key="x", default_headers={"host": "x.example"}
             ).models.list()

@@ -19,12 +19,12 @@ import serving
 import tiny
 from disturbing import buffered
 from lora_files import written
-from openai import InternalServerError, NotFoundError
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.core.gguf import Gguf
 from powerinfer_cpp.server import models as models_module
 from powerinfer_cpp.server.served import ServedModel
 from prometheus_client.parser import text_string_to_metric_families
+from serving import openai
 
 from powerinfer_cpp import Llama
 
@@ -81,7 +81,7 @@ def test_a_dead_engine(model_path: Path) -> None:
             serving.wait_for(lambda: scheduler.n_steps > 3)
             running.model.engine.call(lambda: setattr(scheduler, "_choose_rows", None))
             assert b" 500 " in waits.recv(64)
-        with pytest.raises(InternalServerError, match="restarted") as error:
+        with pytest.raises(openai.InternalServerError, match="restarted") as error:
             running.openai().completions.create(model="m", prompt="x", max_tokens=2)
         assert error.value.type == "server_error"
         assert running.get("health").status_code == 500
@@ -105,7 +105,7 @@ def test_several_models(model_path: Path, tmp_path: Path) -> None:
                 assert facts["n_vocab"] == llm.n_vocab() and facts["size"] > 0
             done = client.completions.create(model=name, prompt=PROMPT, max_tokens=8, seed=2)
             assert done.choices[0].text == want and done.model == name
-        with pytest.raises(NotFoundError, match="stories, tiny") as error:
+        with pytest.raises(openai.NotFoundError, match="stories, tiny") as error:
             client.completions.create(model="gpt", prompt=PROMPT)
         assert error.value.param == "model"
         assert running.get("props?model=tiny").json()["model_path"] == other.name
@@ -119,13 +119,11 @@ def test_several_models(model_path: Path, tmp_path: Path) -> None:
 
 
 def test_one_model(running: serving.InThread) -> None:
-    from openai import NotFoundError
-
     client = running.openai()
     (listed,) = client.models.list().data
     assert client.models.retrieve(listed.id) == listed
     assert running.get(f"models/{listed.id}").json() == listed.to_dict()
-    with pytest.raises(NotFoundError, match="there is no model 'other/one'"):
+    with pytest.raises(openai.NotFoundError, match="there is no model 'other/one'"):
         client.models.retrieve("other/one")
 
 

@@ -10,10 +10,10 @@ import pytest
 import serving
 import tiny
 from powerinfer_cpp.server.served import ServedModel
-from serving import openai
+from serving import later, openai
 from test_thinking import INSIDE, QWEN
 
-anthropic = pytest.importorskip("anthropic")
+anthropic = later("anthropic")
 
 ASK = [{"role": "user", "content": "Why?"}]
 SAID = "<think>\nHm. So.\n</think>\n\nYes."

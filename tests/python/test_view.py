@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import checkpoints
-import httpx
 import numpy as np
 import pytest
 import serving
@@ -179,7 +178,9 @@ def test_a_short_answer_of_a_server(model_path: Path) -> None:
         n_bytes = (sum(shape["layer_units"]) + 7) // 8
         asked: list[int] = []
         seen: dict[int, bytes] = {}
-        with httpx.stream("GET", running.url + "view/stream", timeout=serving.SECONDS) as stream:
+        with serving.httpx.stream(
+            "GET", running.url + "view/stream", timeout=serving.SECONDS
+        ) as stream:
             data, chunks = b"", stream.iter_raw()
             while not data:
                 data += next(chunks)
