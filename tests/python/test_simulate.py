@@ -8,6 +8,7 @@ from pathlib import Path
 import families
 import numpy as np
 import pytest
+from circles import pick
 from powerinfer_cpp._native import lib
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.core.model import Model
@@ -19,7 +20,7 @@ from test_bundles import with_predictors
 
 from powerinfer_cpp import Llama, ModelFormatError
 
-STORIES = 24
+STORIES = pick(12, 24)
 
 
 def unpacked(bits: np.ndarray, n: int) -> np.ndarray:
