@@ -17,6 +17,7 @@ import gguf
 import mamba_models
 import numpy as np
 import pytest
+from circles import pick
 from families import golden, logits, quiet, smallthinker
 from gguf_files import Spliced
 from powerinfer_cpp.cli import main as command
@@ -182,8 +183,8 @@ def test_strange_keys_are_refused_or_told(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    file = files(name)
-    for key in KEYS:
+    file, each = files(name), pick(4, 1)  # in the quick circle, other keys for each family
+    for key in KEYS[list(CASES).index(name) % each :: each]:
         whole = f"{file.architecture}.{key}"
         if whole in file.keys:
             continue
