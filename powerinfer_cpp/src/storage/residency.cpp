@@ -13,7 +13,7 @@ namespace {
 constexpr int kSampled = 16;
 // The same for prompts, which need most neurons: of a 7B's prompt of 512 tokens that misses 700,000
 // parts, 16 took some 0.5 s in a profile.
-constexpr int kSampledForMany = 4, kMany = 64;
+constexpr int kSampledForMany = 4, kManyBegun = 64;
 // How much of the uses of both parts a part does not save while the other one is missing. With all
 // of it, no part would be the first to come. On a model with an exact predictor and half of the
 // neurons resident, 0 reads 71.9 neurons a token, 0.5 67.8 (static: 66.1); on one whose predictor
@@ -211,7 +211,7 @@ float Residency::saves(const Pool& p, int64_t part) const {
 // The slot that is worth least among those sampled, or -1 if all of them are pinned. No slot is
 // free. The owners are found first, so that the processor waits for all their counts at once.
 int32_t Residency::victim(const Pool& p) {
-    const int n = begun_ < kMany ? kSampled : kSampledForMany;
+    const int n = begun_ < kManyBegun ? kSampled : kSampledForMany;
     int32_t slots[kSampled], owners[kSampled];
     for (int i = 0; i < n; i++) {
         slots[i] = int32_t(((random() >> 32) * uint64_t(p.capacity)) >> 32);

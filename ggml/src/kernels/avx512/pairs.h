@@ -256,7 +256,11 @@ inline void multiply(Pair (&w)[S], const X& x, __m512 (&sum)[S][T]) {
         for (int t = 0; t < T; t++) sum[s][t] = _mm512_setzero_ps();
     }
     for (int64_t b = 0; b < x.n_blocks; b += F::blocks) {
-        F::multiply(w, x, b, sum);
+        int64_t at = b;
+        // Else GCC looks for the best way to step through hundreds of addresses, which took most of
+        // the time to compile this.
+        if constexpr (F::blocks > 1) __asm__("" : "+r"(at));
+        F::multiply(w, x, at, sum);
         for (Pair& pair : w) pair = pair + kStrip * int64_t(sizeof(typename F::Block));
     }
 }

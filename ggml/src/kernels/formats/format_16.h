@@ -18,7 +18,7 @@ inline HalfFactors half_factors(i256 scales, i256 offsets, int j) {
 
 template <typename F, bool min, typename Place = Interleaved>
 struct Format16 {
-    static constexpr int blocks = Place::blocks, halves = 2, tokens = 8;
+    static constexpr int blocks = Place::blocks, halves = 2, straight = 4, tokens = 8;
     static constexpr bool has_min = min, integers = true;
 
     template <int T, typename X>

@@ -167,7 +167,7 @@ struct GridFormat {
     static constexpr bool shifts = Grid::signs == Signs::shift;
     static constexpr bool of_eight = sizeof(Reader::grid[0]) == 8;
     // The shift of IQ1 is added to bytes of 8 * (weight + 1) as 0 or 2.
-    static constexpr int blocks = Place::blocks, halves = Grid::halves, tokens = 8;
+    static constexpr int blocks = Place::blocks, halves = Grid::halves, straight = 1, tokens = 8;
     static constexpr int bias = shifts ? 9 : 0;
     static constexpr bool has_min = false, integers = false;
 

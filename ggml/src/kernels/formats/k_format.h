@@ -33,7 +33,7 @@ struct GroupBytes {
 // columns.
 template <typename F, typename Place = Interleaved>
 struct KFormat {
-    static constexpr int blocks = Place::blocks, bias = 0, halves = 1;
+    static constexpr int blocks = Place::blocks, bias = 0, halves = 1, straight = 4;
     static constexpr bool has_min = true, integers = true;
 
     template <int T, typename X>

@@ -10,7 +10,7 @@ namespace ggml::cpu::GGML_ISA {
 
 template <typename F>
 struct MinFormat {
-    static constexpr int blocks = 1, bias = 0, halves = 1;
+    static constexpr int blocks = 1, bias = 0, halves = 1, straight = 1;
     static constexpr bool has_min = true, integers = false;
 
     template <int T, typename X>

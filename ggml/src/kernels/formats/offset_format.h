@@ -10,7 +10,7 @@ namespace ggml::cpu::GGML_ISA {
 // Multiplies with unsigned codes, then subtracts 8 or 16 * the sum of the activations.
 template <typename F>
 struct OffsetFormat {
-    static constexpr int blocks = 1, halves = 1;
+    static constexpr int blocks = 1, halves = 1, straight = 1;
     static constexpr bool has_min = false, integers = false;
 
     template <int T, typename X>

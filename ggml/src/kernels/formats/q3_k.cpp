@@ -8,7 +8,7 @@ namespace {
 // `sums`: byte products that add up within 16 bits: 4 * 2 * 7 * 127.
 struct Q3_K : Format16<Q3_K, false> {
     using Block = BlockQ3_K;
-    static constexpr int bias = 4, sums = 4;
+    static constexpr int bias = 4, sums = 4, straight = 8;
     static HalfFactors factors(const uint8_t* w, int j) {
         const uint8_t* packed = w + kStrip * offsetof(Block, scales);
         const int k = j / 2;  // groups 4 k .. 4 k + 3

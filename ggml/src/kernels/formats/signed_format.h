@@ -9,7 +9,7 @@ namespace ggml::cpu::GGML_ISA {
 
 template <typename F>
 struct SignedFormat {
-    static constexpr int bias = 0, halves = 1, tokens = 8;
+    static constexpr int bias = 0, halves = 1, straight = 1, tokens = 8;
     static constexpr bool has_min = false, integers = false;
 
     template <int T, typename X>

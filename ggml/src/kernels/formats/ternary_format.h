@@ -7,7 +7,8 @@ namespace ggml::cpu::GGML_ISA {
 
 template <typename F, typename Place = Interleaved>
 struct TernaryFormat {
-    static constexpr int blocks = Place::blocks, bias = 1, halves = 1, tokens = 8;
+    static constexpr int blocks = Place::blocks, bias = 1, halves = 1, straight = 8;
+    static constexpr int tokens = 8;
     static constexpr bool has_min = false, integers = false;
 
     template <int T, typename X>

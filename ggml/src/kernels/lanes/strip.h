@@ -12,6 +12,7 @@
 //   weights(w, j, v)    group v of the 32 columns j, as bytes
 //   bias                the offset to subtract from these bytes
 //   halves              scales per 32 columns: 1, or 2 if each 16 columns have one
+//   straight            times 32 columns that rows are added of without a loop; see for_scales
 //   tokens              tokens in the largest tile; see for_tiles
 // and plain_rows.h, for blocks of 32 as stored, from these:
 //   codes(block)        its 32 weights as bytes, before the bias is subtracted

@@ -20,7 +20,7 @@ double stretched(const ggml::Gguf& gguf, const Config& c) {
     return yarn ? 1 + by * ggml::log_f64(c.rope_scaling.factor) : 1;
 }
 
-void configure(const ggml::Gguf& gguf, Config& c) {
+void configure_deepseek(const ggml::Gguf& gguf, Config& c) {
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
     if (stretched(gguf, c) != 1) {
         c.rope_scaling.attention_factor /= 1 + 0.1 * ggml::log_f64(c.rope_scaling.factor);
@@ -57,7 +57,7 @@ void check_experts(const Model& m, int64_t i) {
 }
 
 // best_alone: of a softmax a group's best expert decides, and not the sum of two.
-void weights_of(Model& m, std::vector<WeightSpec>& specs, bool best_alone) {
+void weights_of_deepseek(Model& m, std::vector<WeightSpec>& specs, bool best_alone) {
     const ggml::Gguf& gguf = m.file.gguf;
     const auto key = [&](const char* suffix) { return m.config.architecture + suffix; };
     Weights w(m, specs);
@@ -85,12 +85,12 @@ void weights_of(Model& m, std::vector<WeightSpec>& specs, bool best_alone) {
     }
 }
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
-    weights_of(m, specs, true);
+void weights_deepseek(Model& m, std::vector<WeightSpec>& specs) {
+    weights_of_deepseek(m, specs, true);
 }
 
 void weights_mistral4(Model& m, std::vector<WeightSpec>& specs) {
-    weights_of(m, specs, false);
+    weights_of_deepseek(m, specs, false);
 }
 
 }  // namespace
@@ -156,8 +156,8 @@ void Weights::latent_attention(int64_t i) {
 }
 
 const std::vector<Family> kDeepSeekFamilies = {
-    {"deepseek2", Activation::silu, Activation::relu, configure, weights},
-    {"mistral4", Activation::silu, Activation::relu, configure, weights_mistral4},
+    {"deepseek2", Activation::silu, Activation::relu, configure_deepseek, weights_deepseek},
+    {"mistral4", Activation::silu, Activation::relu, configure_deepseek, weights_mistral4},
 };
 
 }  // namespace powerinfer

@@ -10,11 +10,11 @@ using ggml::Activation;
 
 namespace {
 
-constexpr int64_t kPeriod = 4;           // of layers, of which the last one has attention
+constexpr int64_t kDeltaNetPeriod = 4;   // of layers, of which the last one has attention
 constexpr int64_t kMostHeads = 1 << 16;  // these two prevent overflow
 constexpr int64_t kWidestHead = 1 << 12;
 
-void configure_mixture(const ggml::Gguf& gguf, Config& c) {
+void configure_delta_net_mixture(const ggml::Gguf& gguf, Config& c) {
     configure_halves(gguf, c);
     require_experts(gguf, c);
 }
@@ -23,7 +23,8 @@ void configure_mixture(const ggml::Gguf& gguf, Config& c) {
 std::vector<bool> recurrent_layers(const Model& m) {
     const ggml::Gguf& gguf = m.file.gguf;
     const std::string& prefix = m.config.architecture;
-    const int64_t period = gguf.integer(prefix + ".full_attention_interval", 1, INT32_MAX, kPeriod);
+    const int64_t period =
+        gguf.integer(prefix + ".full_attention_interval", 1, INT32_MAX, kDeltaNetPeriod);
     std::vector<bool> found;
     const ggml::Value* flags = layer_flags(m, prefix + ".attention.recurrent_layers");
     for (int64_t i = 0; i < m.config.n_layer; i++) {
@@ -97,11 +98,11 @@ LayerForm form_of() {
     return form;
 }
 
-void nextn(Model& m, std::vector<WeightSpec>& specs) {
+void nextn_delta_nets(Model& m, std::vector<WeightSpec>& specs) {
     Weights(m, specs).nextn(form_of());
 }
 
-void weights_of(Model& m, std::vector<WeightSpec>& specs, bool tiled) {
+void weights_of_delta_nets(Model& m, std::vector<WeightSpec>& specs, bool tiled) {
     const LayerForm form = form_of();
     Weights w(m, specs);
     w.embedding_and_head();
@@ -118,22 +119,22 @@ void weights_of(Model& m, std::vector<WeightSpec>& specs, bool tiled) {
 }
 
 void weights_next(Model& m, std::vector<WeightSpec>& specs) {
-    weights_of(m, specs, false);
+    weights_of_delta_nets(m, specs, false);
 }
 
 void weights_tiled(Model& m, std::vector<WeightSpec>& specs) {
-    weights_of(m, specs, true);
+    weights_of_delta_nets(m, specs, true);
 }
 
 }  // namespace
 
 const std::vector<Family> kDeltaNetFamilies = {
-    {"qwen3next", Activation::silu, Activation::relu, configure_mixture, weights_next, false, true,
-     nextn},
+    {"qwen3next", Activation::silu, Activation::relu, configure_delta_net_mixture, weights_next,
+     false, true, nextn_delta_nets},
     {"qwen35", Activation::silu, Activation::relu, configure_halves, weights_tiled, false, true,
-     nextn},
-    {"qwen35moe", Activation::silu, Activation::relu, configure_mixture, weights_tiled, false, true,
-     nextn},
+     nextn_delta_nets},
+    {"qwen35moe", Activation::silu, Activation::relu, configure_delta_net_mixture, weights_tiled,
+     false, true, nextn_delta_nets},
 };
 
 }  // namespace powerinfer

@@ -6,13 +6,13 @@ namespace powerinfer {
 
 namespace {
 
-void configure(const ggml::Gguf& gguf, Config& c) {
+void configure_falcon(const ggml::Gguf& gguf, Config& c) {
     c.norm = Config::Norm::layer;
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
 }
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
+void weights_falcon(Model& m, std::vector<WeightSpec>& specs) {
     Weights w(m, specs);
     w.embedding_and_head();
     for (int64_t i = 0; i < m.config.n_layer; i++) {
@@ -28,6 +28,6 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
 
 // Files do not name the activation: llama.cpp's use GELU, PowerInfer's ReLU.
 const std::vector<Family> kFalconFamilies = {
-    {"falcon", ggml::Activation::gelu, ggml::Activation::relu, configure, weights}};
+    {"falcon", ggml::Activation::gelu, ggml::Activation::relu, configure_falcon, weights_falcon}};
 
 }  // namespace powerinfer

@@ -6,7 +6,7 @@ namespace powerinfer {
 
 namespace {
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
+void weights_falcon_h1(Model& m, std::vector<WeightSpec>& specs) {
     Weights w(m, specs);
     w.embedding_and_head();
     LayerForm form;
@@ -28,7 +28,8 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kFalconH1Families = {
-    {"falcon-h1", ggml::Activation::silu, ggml::Activation::relu, configure_halves, weights},
+    {"falcon-h1", ggml::Activation::silu, ggml::Activation::relu, configure_halves,
+     weights_falcon_h1},
 };
 
 }  // namespace powerinfer

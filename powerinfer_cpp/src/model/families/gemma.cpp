@@ -14,14 +14,14 @@ using ggml::Activation;
 
 namespace {
 
-void configure(const ggml::Gguf& gguf, Config& c) {
+void configure_gemma(const ggml::Gguf& gguf, Config& c) {
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
     c.embedding_scale = std::sqrt(float(c.n_embd));
 }
 
 void configure_with_cap(const ggml::Gguf& gguf, Config& c, double logit_cap) {
-    configure(gguf, c);
+    configure_gemma(gguf, c);
     // 0 for none.
     c.logit_softcap =
         float(gguf.number(c.architecture + ".final_logit_softcapping", 0, 1e6, logit_cap));
@@ -37,7 +37,7 @@ void configure_gemma3(const ggml::Gguf& gguf, Config& c) {
     c.ropes.push_back({base, c.ropes[0].n_rot, false});
 }
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
+void weights_gemma(Model& m, std::vector<WeightSpec>& specs) {
     Weights w(m, specs);
     w.embedding_and_head();
     for (int64_t i = 0; i < m.config.n_layer; i++) {
@@ -91,7 +91,7 @@ void weights_gemma3(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kGemmaFamilies = {
-    {"gemma", Activation::gelu_tanh, Activation::relu, configure, weights},
+    {"gemma", Activation::gelu_tanh, Activation::relu, configure_gemma, weights_gemma},
     {"gemma2", Activation::gelu_tanh, Activation::relu, configure_gemma2, weights_gemma2},
     {"gemma3", Activation::gelu_tanh, Activation::relu, configure_gemma3, weights_gemma3},
 };

@@ -12,16 +12,16 @@ namespace powerinfer {
 
 namespace {
 
-constexpr int64_t kPeriod = 6, kWidest = 1 << 16;
+constexpr int64_t kGemma4Period = 6, kGemma4Widest = 1 << 16;
 
 int64_t window_head_dim(const ggml::Gguf& gguf, const Config& c) {
     const std::string key = c.architecture + ".attention.key_length", swa = key + "_swa";
-    const int64_t width = gguf.integer(swa, 2, kWidest, gguf.integer(key, 2, kWidest));
+    const int64_t width = gguf.integer(swa, 2, kGemma4Widest, gguf.integer(key, 2, kGemma4Widest));
     gguf.integer(c.architecture + ".attention.value_length_swa", width, width, width);
     return width;
 }
 
-void configure(const ggml::Gguf& gguf, Config& c) {
+void configure_gemma4(const ggml::Gguf& gguf, Config& c) {
     const auto key = [&](const char* suffix) { return c.architecture + suffix; };
     c.norm_eps = float(gguf.number(key(".attention.layer_norm_rms_epsilon"), 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
@@ -111,13 +111,13 @@ void add_layer_embedding(Weights& w, int64_t i) {
     w.post_norm(i, "post_norm", part);
 }
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
+void weights_gemma4(Model& m, std::vector<WeightSpec>& specs) {
     const Config& c = m.config;
     Weights w(m, specs);
     w.embedding_and_head();
     auto& e = m.layer_embd;
-    e.width =
-        m.file.gguf.integer(c.architecture + ".embedding_length_per_layer_input", 0, kWidest, 0);
+    e.width = m.file.gguf.integer(c.architecture + ".embedding_length_per_layer_input", 0,
+                                  kGemma4Widest, 0);
     if (e.width) {
         const int64_t all = c.n_layer * e.width;
         w.rows(Part::embedding, "per_layer_token_embd.weight", {all, c.n_vocab}, 0, c.n_vocab,
@@ -125,7 +125,7 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
         w.matrix(Part::embedding, "per_layer_model_proj.weight", all, c.n_embd, &e.project);
         w.vector(Part::norms, "per_layer_proj_norm.weight", e.width, &e.norm);
     }
-    const std::vector<int64_t> windows = read_windows(m, {0, kPeriod});
+    const std::vector<int64_t> windows = read_windows(m, {0, kGemma4Period});
     for (int64_t i = 0; i < c.n_layer; i++) {
         add_attention(w, i, windows);
         if (w.has_experts(i)) {
@@ -148,7 +148,8 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
 
 }  // namespace
 
-const std::vector<Family> kGemma4Families = {
-    {"gemma4", ggml::Activation::gelu_tanh, ggml::Activation::relu, configure, weights}};
+const std::vector<Family> kGemma4Families = {{"gemma4", ggml::Activation::gelu_tanh,
+                                              ggml::Activation::relu, configure_gemma4,
+                                              weights_gemma4}};
 
 }  // namespace powerinfer

@@ -6,13 +6,13 @@ namespace powerinfer {
 
 namespace {
 
-void configure(const ggml::Gguf& gguf, Config& c) {
+void configure_gpt2(const ggml::Gguf& gguf, Config& c) {
     c.norm = Config::Norm::layer;
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1));
     learn_positions(gguf, c, 0);
 }
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
+void weights_gpt2(Model& m, std::vector<WeightSpec>& specs) {
     Weights w(m, specs);
     w.embedding_and_head();
     w.positions();
@@ -27,6 +27,6 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kGpt2Families = {
-    {"gpt2", ggml::Activation::gelu_tanh, ggml::Activation::relu, configure, weights}};
+    {"gpt2", ggml::Activation::gelu_tanh, ggml::Activation::relu, configure_gpt2, weights_gpt2}};
 
 }  // namespace powerinfer

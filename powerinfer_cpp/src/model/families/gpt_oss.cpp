@@ -6,13 +6,13 @@ namespace powerinfer {
 
 namespace {
 
-void configure(const ggml::Gguf& gguf, Config& c) {
+void configure_gpt_oss(const ggml::Gguf& gguf, Config& c) {
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
     require_experts(gguf, c);
 }
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
+void weights_gpt_oss(Model& m, std::vector<WeightSpec>& specs) {
     LayerForm form;
     form.ffn_norm = "post_attention_norm";
     form.gating = ggml::Gating::of_chosen;
@@ -30,7 +30,8 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
 
 }  // namespace
 
-const std::vector<Family> kGptOssFamilies = {
-    {"gpt-oss", ggml::Activation::swiglu_oai, ggml::Activation::swiglu_oai, configure, weights}};
+const std::vector<Family> kGptOssFamilies = {{"gpt-oss", ggml::Activation::swiglu_oai,
+                                              ggml::Activation::swiglu_oai, configure_gpt_oss,
+                                              weights_gpt_oss}};
 
 }  // namespace powerinfer

@@ -14,7 +14,7 @@ float multiplier(const ggml::Gguf& gguf, const Config& c, const char* key, doubl
     return float(value == 0 ? missing : value);
 }
 
-void configure(const ggml::Gguf& gguf, Config& c) {
+void configure_granite(const ggml::Gguf& gguf, Config& c) {
     configure_llama(gguf, c);
     c.embedding_scale = multiplier(gguf, c, ".embedding_scale");
     c.logit_scale = 1 / multiplier(gguf, c, ".logit_scale");
@@ -26,12 +26,12 @@ void configure(const ggml::Gguf& gguf, Config& c) {
     if (!layer_sizes(gguf, c, 0).n_expert) gguf.integer(shared, 0, INT32_MAX, 0);
 }
 
-void configure_mixture(const ggml::Gguf& gguf, Config& c) {
-    configure(gguf, c);
+void configure_granite_mixture(const ggml::Gguf& gguf, Config& c) {
+    configure_granite(gguf, c);
     require_experts(gguf, c);
 }
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
+void weights_granite(Model& m, std::vector<WeightSpec>& specs) {
     const ggml::Gguf& gguf = m.file.gguf;
     Weights w(m, specs);
     w.embedding_and_head();
@@ -54,9 +54,9 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kGraniteFamilies = {
-    {"granite", Activation::silu, Activation::relu, configure, weights},
-    {"granitemoe", Activation::silu, Activation::relu, configure_mixture, weights},
-    {"granitehybrid", Activation::silu, Activation::relu, configure, weights, true},
+    {"granite", Activation::silu, Activation::relu, configure_granite, weights_granite},
+    {"granitemoe", Activation::silu, Activation::relu, configure_granite_mixture, weights_granite},
+    {"granitehybrid", Activation::silu, Activation::relu, configure_granite, weights_granite, true},
 };
 
 }  // namespace powerinfer

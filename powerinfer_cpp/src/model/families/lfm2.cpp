@@ -9,7 +9,7 @@ using ggml::Activation;
 
 namespace {
 
-void configure_mixture(const ggml::Gguf& gguf, Config& c) {
+void configure_lfm2_mixture(const ggml::Gguf& gguf, Config& c) {
     configure_halves(gguf, c);
     require_experts(gguf, c);
 }
@@ -29,7 +29,7 @@ void convolve(Weights& w, int64_t i, int64_t taps) {
     w.matrix(Part::attention, blk(i, "shortconv.out_proj.weight"), n, n, &s.out);
 }
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
+void weights_lfm2(Model& m, std::vector<WeightSpec>& specs) {
     const ggml::Gguf& gguf = m.file.gguf;
     Weights w(m, specs);
     w.embedding_and_head("token_embd_norm");
@@ -53,8 +53,8 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kLfm2Families = {
-    {"lfm2", Activation::silu, Activation::silu, configure_halves, weights, true},
-    {"lfm2moe", Activation::silu, Activation::silu, configure_mixture, weights, true},
+    {"lfm2", Activation::silu, Activation::silu, configure_halves, weights_lfm2, true},
+    {"lfm2moe", Activation::silu, Activation::silu, configure_lfm2_mixture, weights_lfm2, true},
 };
 
 }  // namespace powerinfer

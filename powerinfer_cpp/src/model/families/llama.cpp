@@ -32,7 +32,7 @@ void configure_qwen_mixture(const ggml::Gguf& gguf, Config& c) {
     require_experts(gguf, c);
 }
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
+void weights_llama(Model& m, std::vector<WeightSpec>& specs) {
     llama_weights(m, specs, {});
 }
 
@@ -46,12 +46,12 @@ void weights_qwen3(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kLlamaFamilies = {
-    {"llama", Activation::silu, Activation::relu, configure_llama, weights},
-    {"bamboo", Activation::drelu, Activation::drelu, configure_llama, weights},
-    {"qwen2", Activation::silu, Activation::relu, configure_halves, weights},
+    {"llama", Activation::silu, Activation::relu, configure_llama, weights_llama},
+    {"bamboo", Activation::drelu, Activation::drelu, configure_llama, weights_llama},
+    {"qwen2", Activation::silu, Activation::relu, configure_halves, weights_llama},
     {"qwen3", Activation::silu, Activation::relu, configure_halves, weights_qwen3},
     {"qwen3moe", Activation::silu, Activation::relu, configure_qwen_mixture, weights_qwen3},
-    {"phi3", Activation::silu, Activation::relu, configure_halves, weights},
+    {"phi3", Activation::silu, Activation::relu, configure_halves, weights_llama},
 };
 
 }  // namespace powerinfer

@@ -60,7 +60,7 @@ void weights_olmoe(Model& m, std::vector<WeightSpec>& specs) {
 }
 
 // GLM-4.5-Air has no norms of heads, GLM-4.5 has.
-void weights_glm4(Model& m, std::vector<WeightSpec>& specs) {
+void weights_glm4_moe(Model& m, std::vector<WeightSpec>& specs) {
     LayerForm form;
     form.ffn_norm = "post_attention_norm";
     form.head_norms = Norms::by_head;
@@ -102,7 +102,7 @@ void weights_phi(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kMixtureFamilies = {
-    {"glm4moe", Activation::silu, Activation::relu, configure_mixture, weights_glm4},
+    {"glm4moe", Activation::silu, Activation::relu, configure_mixture, weights_glm4_moe},
     {"qwen2moe", Activation::silu, Activation::relu, configure_mixture, weights_qwen2},
     {"olmoe", Activation::silu, Activation::relu, configure_mixture, weights_olmoe},
     {"ernie4_5", Activation::silu, Activation::relu, configure_llama, weights_plain},

@@ -10,7 +10,7 @@ namespace {
 
 constexpr char kNorm[] = "attn_norm";
 
-void configure(const ggml::Gguf& gguf, Config& c) {
+void configure_nemotron_h(const ggml::Gguf& gguf, Config& c) {
     const std::string eps = c.architecture + ".attention.layer_norm_epsilon";
     const std::string rms = c.architecture + ".attention.layer_norm_rms_epsilon";
     c.norm_eps = float(gguf.number(gguf.find(rms) ? rms : eps, 0, 1));
@@ -21,8 +21,8 @@ void configure(const ggml::Gguf& gguf, Config& c) {
     }
 }
 
-void configure_mixture(const ggml::Gguf& gguf, Config& c) {
-    configure(gguf, c);
+void configure_nemotron_mixture(const ggml::Gguf& gguf, Config& c) {
+    configure_nemotron_h(gguf, c);
     require_experts(gguf, c);
 }
 
@@ -37,14 +37,14 @@ LayerForm form_with(const char* ffn_norm) {
 }
 
 // Attention and experts in one layer, and a LayerNorm behind it.
-void nextn(Model& m, std::vector<WeightSpec>& specs) {
+void nextn_nemotron_h(Model& m, std::vector<WeightSpec>& specs) {
     Weights(m, specs).nextn(form_with("post_attention_norm"));
     const std::string eps = m.config.architecture + ".attention.layer_norm_epsilon";
     m.nextn.centred = true;
     m.nextn.last_eps = float(m.file.gguf.number(eps, 0, 1, m.config.norm_eps));
 }
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
+void weights_nemotron_h(Model& m, std::vector<WeightSpec>& specs) {
     Weights w(m, specs);
     w.embedding_and_head();
     const LayerForm form = form_with(kNorm);
@@ -62,9 +62,10 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kNemotronHFamilies = {
-    {"nemotron_h", Activation::relu2, Activation::relu2, configure, weights, true, false},
-    {"nemotron_h_moe", Activation::relu2, Activation::relu2, configure_mixture, weights, true,
-     false, nextn},
+    {"nemotron_h", Activation::relu2, Activation::relu2, configure_nemotron_h, weights_nemotron_h,
+     true, false},
+    {"nemotron_h_moe", Activation::relu2, Activation::relu2, configure_nemotron_mixture,
+     weights_nemotron_h, true, false, nextn_nemotron_h},
 };
 
 }  // namespace powerinfer

@@ -5,7 +5,7 @@ namespace powerinfer {
 
 namespace {
 
-void configure(const ggml::Gguf& gguf, Config& c) {
+void configure_opt(const ggml::Gguf& gguf, Config& c) {
     c.norm = Config::Norm::layer;
     // PowerInfer's converter writes no epsilon; the checkpoints use 1e-5.
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1, 1e-5));
@@ -13,7 +13,7 @@ void configure(const ggml::Gguf& gguf, Config& c) {
     learn_positions(gguf, c, 2);
 }
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
+void weights_opt(Model& m, std::vector<WeightSpec>& specs) {
     Weights w(m, specs);
     w.embedding_and_head();
     w.positions();
@@ -28,6 +28,6 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kOptFamilies = {
-    {"opt", ggml::Activation::relu, ggml::Activation::relu, configure, weights}};
+    {"opt", ggml::Activation::relu, ggml::Activation::relu, configure_opt, weights_opt}};
 
 }  // namespace powerinfer

@@ -9,19 +9,19 @@ namespace powerinfer {
 
 namespace {
 
-constexpr int64_t kPeriod = 4;  // distance between global layers
+constexpr int64_t kSmallThinkerPeriod = 4;  // distance between global layers
 
-void configure(const ggml::Gguf& gguf, Config& c) {
+void configure_smallthinker(const ggml::Gguf& gguf, Config& c) {
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
     require_experts(gguf, c);
 }
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
+void weights_smallthinker(Model& m, std::vector<WeightSpec>& specs) {
     const Config& c = m.config;
     Weights w(m, specs);
     w.embedding_and_head();
-    const std::vector<int64_t> windows = read_windows(m, {0, kPeriod, true});
+    const std::vector<int64_t> windows = read_windows(m, {0, kSmallThinkerPeriod, true});
     const bool slides =
         std::any_of(windows.begin(), windows.end(), [](int64_t n) { return n > 0; });
     for (int64_t i = 0; i < c.n_layer; i++) {
@@ -38,7 +38,8 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
 
 }  // namespace
 
-const std::vector<Family> kSmallThinkerFamilies = {
-    {"smallthinker", ggml::Activation::relu, ggml::Activation::relu, configure, weights}};
+const std::vector<Family> kSmallThinkerFamilies = {{"smallthinker", ggml::Activation::relu,
+                                                    ggml::Activation::relu, configure_smallthinker,
+                                                    weights_smallthinker}};
 
 }  // namespace powerinfer

@@ -48,7 +48,7 @@ void configure_nemotron(const ggml::Gguf& gguf, Config& c) {
     c.rope_pairs = ggml::RopePairs::halves;
 }
 
-void weights_of(Model& m, std::vector<WeightSpec>& specs, const LayerForm& form) {
+void weights_of_squared_relu(Model& m, std::vector<WeightSpec>& specs, const LayerForm& form) {
     Weights w(m, specs);
     w.embedding_and_head();
     for (int64_t i = 0; i < m.config.n_layer; i++) w.layer(i, form);
@@ -57,13 +57,13 @@ void weights_of(Model& m, std::vector<WeightSpec>& specs, const LayerForm& form)
 void weights_ungated(Model& m, std::vector<WeightSpec>& specs) {
     LayerForm form;
     form.gated = false;
-    weights_of(m, specs, form);
+    weights_of_squared_relu(m, specs, form);
 }
 
 void weights_bitnet(Model& m, std::vector<WeightSpec>& specs) {
     LayerForm form;
     form.inner_norms = true;
-    weights_of(m, specs, form);
+    weights_of_squared_relu(m, specs, form);
 }
 
 }  // namespace

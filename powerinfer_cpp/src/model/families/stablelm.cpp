@@ -7,13 +7,13 @@ namespace powerinfer {
 
 namespace {
 
-void configure(const ggml::Gguf& gguf, Config& c) {
+void configure_stablelm(const ggml::Gguf& gguf, Config& c) {
     c.norm = Config::Norm::layer;
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
 }
 
-void weights(Model& m, std::vector<WeightSpec>& specs) {
+void weights_stablelm(Model& m, std::vector<WeightSpec>& specs) {
     const Config& c = m.config;
     Weights w(m, specs);
     w.embedding_and_head();
@@ -44,7 +44,8 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
 
 }  // namespace
 
-const std::vector<Family> kStableLmFamilies = {
-    {"stablelm", ggml::Activation::silu, ggml::Activation::relu, configure, weights}};
+const std::vector<Family> kStableLmFamilies = {{"stablelm", ggml::Activation::silu,
+                                                ggml::Activation::relu, configure_stablelm,
+                                                weights_stablelm}};
 
 }  // namespace powerinfer
