@@ -1,6 +1,6 @@
 """Tells which circle of tests finds each fault of tests/faults.
 
-    python scripts/faults.py [--folder FOLDER] [--skip-clean] [--at-least 33] [FAULT ...]
+    python scripts/faults.py [--folder FOLDER] [--skip-clean] [--at-least N] [FAULT ...]
 
 A fault is a patch that breaks the product in a small way. Its header names the test that must fail:
 
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("faults", nargs="*", help="their numbers or names; none: all")
     parser.add_argument("--folder", type=Path, help="where to work; default: a temporary one")
     parser.add_argument("--skip-clean", action="store_true", help="without a run before all faults")
-    parser.add_argument("--at-least", type=int, default=33, help="default: 33")
+    parser.add_argument("--at-least", type=int, metavar="N", help="faults; default: all of them")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         sys.exit(work(args, (args.folder or Path(temporary)).resolve()))
@@ -199,7 +199,8 @@ def work(args: argparse.Namespace, folder: Path) -> int:
     for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows):
         print("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     print(f"\n{n_found} of {len(chosen)} faults are found by test or --all.")
-    return int(bool(bad) or n_stale > 0 or n_found < min(args.at_least, len(chosen)))
+    wanted = len(chosen) if args.at_least is None else min(args.at_least, len(chosen))
+    return int(bool(bad) or n_stale > 0 or n_found < wanted)
 
 
 if __name__ == "__main__":

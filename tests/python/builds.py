@@ -11,6 +11,9 @@ from effort import shared_work
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = ROOT / "build" / "cpu"  # which ./run test has built
+# What tests of the GPU's kernels are about, and of how nvcc compiles them.
+GPU = ("ggml/src/cuda", "tests/device", "tests/gpu")
+NVCC = (*GPU, "ggml/include", "ggml/src/formats", "ggml/src/os")
 STRICT = {
     "ASAN_OPTIONS": "detect_leaks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import random_grammars
 import tiny
+from circles import third
 from powerinfer_cpp.llama_grammar import ARITHMETIC_GBNF, JSON_GBNF, LIST_GBNF
 from powerinfer_cpp.text import masks
 
@@ -48,8 +49,9 @@ def test_random_grammars() -> None:
 
 
 @pytest.mark.slow
-def test_more_random_grammars() -> None:
-    for seed in range(1000, 4000):
+@pytest.mark.parametrize("first", third(range(1000, 4000, 500)))
+def test_more_random_grammars(first: int) -> None:
+    for seed in range(first, first + 500):
         check(seed)
 
 

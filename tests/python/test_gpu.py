@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from builds import GPU, NVCC
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = sorted((ROOT / "ggml/src/cuda").glob("*.cu"))
@@ -23,6 +24,7 @@ def kernel(ptx: str, name: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.about(*NVCC)
 def test_kernels_neither_spill_nor_use_a_stack(
     nvcc: str, ptx: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -49,6 +51,7 @@ def test_kernels_neither_spill_nor_use_a_stack(
 
 
 @pytest.mark.slow
+@pytest.mark.about(*NVCC)
 def test_flags_are_ordered_for_the_whole_system(ptx: dict[str, Path]) -> None:
     """In the PTX: fence before the release, acquire before the payload, and no stale reads."""
     text = ptx["merge"].read_text()
@@ -88,7 +91,7 @@ def test_every_kernel_is_loaded_before_it_is_needed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.about("ggml/src/cuda", "tests/device", "tests/gpu")
+@pytest.mark.about(*GPU)
 @pytest.mark.timeout(1200)
 def test_every_barrier_and_guard_is_needed(tmp_path: Path) -> None:
     """Kernels without one of their barriers or guards fail a test (tests/gpu/mutants.py)."""

@@ -45,6 +45,7 @@ def test_no_shared_code_in_what_was_built(isa: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.about("ggml/src/kernels", "ggml/src/formats", "ggml/include")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("level", ["-O0", pytest.param("-Os", marks=pytest.mark.nightly)])
 def test_no_shared_code_at_any_level(level: str, tmp_path: Path) -> None:
@@ -69,6 +70,7 @@ def test_no_shared_code_at_any_level(level: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.about("ggml/src/kernels", "ggml/src/formats", "ggml/include")
 @pytest.mark.timeout(900)
 def test_no_shared_code_for_arm() -> None:
     if not shutil.which("aarch64-linux-gnu-g++"):

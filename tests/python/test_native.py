@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from builds import CORPUS, CPU, ROOT, build, run
+from builds import CORPUS, CPU, NVCC, ROOT, build, run
 
 ALONE = True  # each test by itself: the programs are independent
 SOURCES = sorted([*ROOT.glob("tests/*/test_*.cpp"), *ROOT.glob("tests/*/test_*.c")])
@@ -35,9 +35,10 @@ def test_tools_compile() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.about(*NVCC, "CMakeLists.txt")
 @pytest.mark.timeout(1200)
 def test_cuda_sources_compile(nvcc: str) -> None:
-    build("cuda", "ggml")
+    build("cuda-test", "ggml")
 
 
 @pytest.mark.nightly
@@ -48,4 +49,4 @@ def test_cuda_programs_compile(nvcc: str) -> None:
     found = re.search(r"set\(card_tests ([^)]+)\)", lists)
     assert found
     cards = [f"card_{name}" for name in found[1].split()]
-    build("cuda", "main", "test_device_ops", "gpu_model", "gpu_speed", *cards)
+    build("cuda-test", "main", "test_device_ops", "gpu_model", "gpu_speed", *cards)

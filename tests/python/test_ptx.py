@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builds import GPU
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/gpu"))
@@ -66,7 +67,7 @@ def replayed(ptx: dict[str, Path], recorded: dict[str, list[str]]) -> dict[str, 
 
 
 @pytest.mark.slow
-@pytest.mark.about("ggml/src/cuda", "tests/device", "tests/gpu")
+@pytest.mark.about(*GPU)
 @pytest.mark.timeout(1200)
 def test_kernels_leave_the_bits_of_the_shim(replayed: dict[str, Any]) -> None:
     """And accesses only what is there, aligned and written, without races."""
@@ -86,7 +87,7 @@ def test_kernels_leave_the_bits_of_the_shim(replayed: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.about("ggml/src/cuda", "tests/device", "tests/gpu")
+@pytest.mark.about(*GPU)
 @pytest.mark.timeout(1200)
 def test_weights_are_read_in_whole_sectors(replayed: dict[str, Any]) -> None:
     """Loads of 16 bytes a lane in the kernels that stream weights: what lanes want is at least 85%
@@ -109,7 +110,7 @@ def test_weights_are_read_in_whole_sectors(replayed: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.about("ggml/src/cuda", "tests/device", "tests/gpu")
+@pytest.mark.about(*GPU)
 @pytest.mark.timeout(1200)
 def test_shared_memory_without_conflicts(replayed: dict[str, Any]) -> None:
     """Wavefronts of the down products and of compaction: no lane waits for another's bank."""
@@ -123,7 +124,7 @@ def test_shared_memory_without_conflicts(replayed: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.about("ggml/src/cuda", "tests/device", "tests/gpu")
+@pytest.mark.about(*GPU)
 @pytest.mark.timeout(1200)
 def test_the_interpreter_objects_to_broken_kernels(
     ptx: dict[str, Path], recorded: dict[str, list[str]]
@@ -155,7 +156,7 @@ def test_the_interpreter_objects_to_broken_kernels(
 
 
 @pytest.mark.slow
-@pytest.mark.about("ggml/src/cuda", "tests/device", "tests/gpu")
+@pytest.mark.about(*GPU)
 @pytest.mark.timeout(1200)
 def test_flags_between_device_and_cpu(ptx: dict[str, Path]) -> None:
     """No bad end of the protocol as nvcc compiled it; a bad end of every weakened one."""

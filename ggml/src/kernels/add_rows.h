@@ -6,9 +6,9 @@
 namespace ggml::cpu {
 
 // For each token, calls tile(R, rows, rows to prefetch, factors of the rows, y of the token) with R
-// = `most` rows at a time, then 2 if that is less by two or more, then 1, in ascending order. R is a
-// Count<R>. at(id) is the address of a row. `at` and `tile` are lambdas of one instruction set, so
-// that instruction sets do not share instances of this template.
+// = `most` rows at a time, then 2 if that is less by two or more, then 1, in ascending order. R is
+// a Count<R>. at(id) is the address of a row. `at` and `tile` are lambdas of one instruction set,
+// so that instruction sets do not share instances of this template.
 template <int most, typename At, typename Tile>
 inline void add_token_by_token(const At& at, const int32_t* ids, const WeightedRows& weighted,
                                int64_t nt, float* y, int64_t ldy, const Tile& tile) {
