@@ -14,6 +14,10 @@ CPU = ROOT / "build" / "cpu"  # which ./run test has built
 # What tests of the GPU's kernels are about, and of how nvcc compiles them.
 GPU = ("ggml/src/cuda", "tests/device", "tests/gpu")
 NVCC = (*GPU, "ggml/include", "ggml/src/formats", "ggml/src/os")
+# All of C and C++, and how it is compiled.
+NATIVE = ("ggml", "powerinfer_cpp", "cmake", "CMakeLists.txt", "CMakePresets.json")
+NATIVE += tuple(f"tests/{name}" for name in ("capi", "engine", "fuzz", "ggml", "gpu", "*.h"))
+NATIVE += ("tests/CMakeLists.txt",)
 STRICT = {
     "ASAN_OPTIONS": "detect_leaks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",

@@ -8,11 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from builds import CORPUS, CPU, ROOT, STRICT, build, run
+from builds import CORPUS, CPU, NATIVE, ROOT, STRICT, build, run
 from test_native import NAMES
 
 ALONE = True
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # whoever is first builds
+pytestmark = [pytest.mark.slow, pytest.mark.about(*NATIVE)]
+pytestmark.append(pytest.mark.timeout(2400))  # whoever is first builds
 ON_DEVICE = [p.stem for p in ROOT.glob("tests/gpu/test_*.cpp")]
 # What reads foreign bytes, and what gives memory out and takes it back, goes with CI; the rest,
 # above all numbers, with the nightly run. The build of CI has no test devices and no AVX-512.
