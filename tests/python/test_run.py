@@ -275,5 +275,6 @@ def test_nothing_helps_the_tests_of_ci(root: Path, tmp_path: Path) -> None:
     assert status == 0, err
     assert "retries='3'" in out and "timeout='7'" in out
     lines = (root / ".ci" / "run").read_text().splitlines()
-    runs = [line for line in lines if "./run" in line and not line.startswith(("#", "echo"))]
-    assert runs == [f'"$bare" ./run{what}' for what in (" -n 20", " test", " test --all")]
+    runs = [line for line in lines if "./run" in line and not line.startswith("#")]
+    assert runs == [f"part ./run{what}" for what in (" -n 20", " test", " test --all")]
+    assert [line for line in lines if "$@" in line] == ['    time "$bare" "$@"']
