@@ -779,6 +779,8 @@ pi_status pi_sample_rows(pi_session* session, pi_sampler* const* samplers, const
 pi_status pi_sampler_accept(pi_sampler* sampler, int32_t token);
 /* Forgets accepted tokens, and what mirostat learned. The random state continues. */
 pi_status pi_sampler_reset(pi_sampler* sampler);
+/* Seconds of one thread that pi_sample_rows has taken for it so far. */
+double pi_sampler_seconds(const pi_sampler* sampler);
 /* Restarts the random numbers from a seed, as in a new sampler. Accepted tokens stay. */
 pi_status pi_sampler_seed(pi_sampler* sampler, uint64_t seed);
 

@@ -419,7 +419,7 @@ def test_a_full_queue_refuses_before_any_work(
         many = {"prompt": ["x"] * 200, "max_tokens": 1}
         asks = threading.Thread(target=lambda: running.post("v1/completions", many, **by("two")))
         asks.start()
-        wait_for(lambda: running.model.scheduler._promised.total() >= 200)
+        wait_for(lambda: running.model.scheduler._queue._promised.total() >= 200)
         with monkeypatch.context() as patch:
             patch.setattr(running.model, "request", None)
             found = running.post("v1/completions", many, **by("two"))

@@ -408,7 +408,7 @@ def test_options_of_the_program(model_path: Path, tmp_path: Path) -> None:
     for more, word in (
         (["--prompt-cache-size", "2"], "needs --prompt-cache-dir"),
         (["--prompt-cache-dir", str(tmp_path), "--prompt-cache-size", "0"], "no number of GiB"),
-        (["--prompt-cache-dir", str(tmp_path), "-np", "250"], "at most 247"),
+        (["--prompt-cache-dir", str(tmp_path), "-np", "250"], "at most 246"),
     ):
         done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=60)
         assert done.returncode and word in done.stderr, done.stderr

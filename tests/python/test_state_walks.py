@@ -105,7 +105,7 @@ def test_several_sequences(model: Model, n_kv: int) -> None:
         positions = checkpoints_of(len(ids)) | sequences.partings(seq, done)
         for first in range(done, len(ids), 64):
             part = ids[first : first + 64]
-            while session.free_positions() < len(part) + 64 and sequences.forget_oldest():
+            while session.free_positions() < len(part) + 64 and sequences.forget_one():
                 pass
             where = np.full(len(part), seq, np.int32)
             kept_before = checkpoint_flags(first, len(part), positions)
@@ -113,9 +113,9 @@ def test_several_sequences(model: Model, n_kv: int) -> None:
         found = session.logits(len(part) - 1)
         np.testing.assert_array_equal(found, texts.logits(ids))
         if texts.rng.random() < 0.8:
-            sequences.keep(seq)
+            sequences.leave(seq, session.length(seq))
         else:
-            sequences.forget(seq)
+            sequences.leave(seq, 0)
     session.close()
 
 

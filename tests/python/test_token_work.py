@@ -74,6 +74,8 @@ class FakeModel:
 class FakeSampler:
     """Always chooses the same token; counts what is accepted."""
 
+    seconds = 0.0
+
     def __init__(self) -> None:
         self.n_accepted = 0
 

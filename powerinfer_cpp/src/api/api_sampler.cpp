@@ -90,6 +90,10 @@ pi_status pi_sampler_reset(pi_sampler* sampler) {
     });
 }
 
+double pi_sampler_seconds(const pi_sampler* sampler) {
+    return sampler ? sampler->sampler.seconds : 0;
+}
+
 pi_status pi_sampler_seed(pi_sampler* sampler, uint64_t seed) {
     return guarded([&] {
         require(sampler, kNoSampler);

@@ -31,6 +31,7 @@ class Sampler {
     void accept(int32_t token);
     void reset();
     void seed(uint64_t seed) { random_.seed(seed); }
+    double seconds = 0;  // that Session::sample took for it, of one thread
 
     enum class Step { penalties, dry, top_n_sigma, top_k, typical, top_p, min_p, xtc, temperature };
 

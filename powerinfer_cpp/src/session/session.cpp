@@ -1,6 +1,7 @@
 #include "session/session.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 
@@ -359,7 +360,10 @@ void Session::sample(Sampler* const* samplers, const int32_t* rows, int32_t n, i
     std::vector<int32_t> chosen(size_t(n), 0);  // the caller's tokens change only on success
     context.threads.run(n, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; i++) {
+            const auto start = std::chrono::steady_clock::now();
             chosen[size_t(i)] = samplers[i]->sample(result(rows[i]), n_vocab);
+            const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+            samplers[i]->seconds += took.count();
         }
     });
     std::copy(chosen.begin(), chosen.end(), tokens);

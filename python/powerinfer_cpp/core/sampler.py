@@ -64,6 +64,11 @@ class Sampler:
         """Restarts the random numbers from a seed; keeps accepted tokens."""
         check(lib.pi_sampler_seed(self.handle, seed))
 
+    @property
+    def seconds(self) -> float:
+        """What `Session.sample_rows` has taken for it so far, of one thread."""
+        return lib.pi_sampler_seconds(self.handle)
+
     def sample(self, logits: Any, n_vocab: int) -> int:
         """Chooses a token from logits: float const *, or a contiguous float32 array [n_vocab]."""
         if isinstance(logits, np.ndarray):

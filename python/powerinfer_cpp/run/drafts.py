@@ -164,7 +164,7 @@ class FileDraft(ModelDraft):
                 return NO_IDS
             return self.likely(n, self._logits, lambda token: self._compute(token, seq))
         finally:
-            self._sequences.keep(seq)
+            self._sequences.leave(seq, self._session.length(seq))
 
     def _compute(self, ids: np.ndarray, seq: int, checkpoint: bool = False) -> None:
         """Appends int32 [n] to a sequence; older ones make room. checkpoint: one is kept before the
@@ -176,7 +176,7 @@ class FileDraft(ModelDraft):
             try:
                 self._session.eval(ids, None, seqs, generated, kept_before)
             except ContextOverflowError:
-                if not self._sequences.forget_oldest():
+                if not self._sequences.forget_one():
                     raise
             else:
                 self._last = n - 1

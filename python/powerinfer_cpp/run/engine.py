@@ -1,10 +1,13 @@
 """A thread that runs a scheduler: requests come from other threads, updates leave step by step."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
+from ..core.log import logger
 from .requests import Request, Ticket, Update
 from .scheduler import Scheduler
 
@@ -47,7 +50,12 @@ class Engine:
 
         def add() -> None:
             for ticket in tickets:
-                self._scheduler.add(ticket)
+                try:
+                    self._scheduler.add(ticket)
+                except Exception as error:
+                    ticket.ended = time.perf_counter()
+                    lost = range(ticket.request.n)
+                    self._send([Update(ticket, i, None, (), error) for i in lost])
 
         self._tell(add)
         return tickets
@@ -96,17 +104,25 @@ class Engine:
         try:
             while self._take_calls():
                 updates = self._scheduler.step()
-                self.snapshot = self._scheduler.snapshot()
-                if updates:
-                    self._deliver(updates)
+                with suppress(Exception):  # who asks for it sees an older one
+                    self.snapshot = self._scheduler.snapshot()
+                self._send(updates)
         except BaseException as error:
             with self._changed:
                 self.error = error
                 calls, self._calls = self._calls, []
             for call in calls:  # requests among them fail with the others
-                call()
-            lost = EngineDead(f"the engine has stopped: {error}")
-            self._deliver(self._scheduler.fail_all(lost))
+                with suppress(Exception):
+                    call()
+            with suppress(Exception):
+                logger.error("the engine has stopped: %r", error, exc_info=error)
+            self._send(self._scheduler.fail_all(EngineDead(f"the engine has stopped: {error}")))
+
+    def _send(self, updates: Sequence[Update]) -> None:
+        """Delivers updates. Who takes them may be gone: that ends nothing here."""
+        if updates:
+            with suppress(Exception):
+                self._deliver(updates)
 
     def _take_calls(self) -> bool:
         """Runs what other threads asked for; waits while there is nothing to do. False: it ends."""

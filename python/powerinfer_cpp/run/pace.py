@@ -12,6 +12,8 @@ LEAST_CHUNK = 16
 # beside its first; and seconds for masks. Beyond, it gets a share of the time.
 BURST = 512
 MASK_BURST = 0.25
+# The same for choosing tokens: some samplers look at all of a vocabulary.
+CHOICE_BURST = 0.25
 # The least of these shares; it is one of all senders, if that is more.
 LEAST_SHARE = 0.05
 # Of that share, what each kind of work beside the rows gets: masks, and in the server requests,
@@ -25,7 +27,7 @@ class Pace:
     def __init__(self) -> None:
         self.row_seconds = 0.0  # of a row of a step with a prompt, on average; 0: not known yet
         self._write_seconds = 0.0  # of a step without one
-        self.rows, self.masks = Credit(), Credit()
+        self.rows, self.masks, self.choices = Credit(), Credit(), Credit()
 
     def most_beside(self, n_batch: int) -> int:
         """Rows of prompts that a step may have beside those of texts that are written."""
@@ -47,6 +49,11 @@ class Pace:
     def patience(self, sender: str, others_write: bool) -> float:
         """Seconds that a step may wait for the masks of a sender; 0: none is begun."""
         return max(0.0, MASK_BURST - self.masks.spent(sender)) if others_write else math.inf
+
+    def may_choose(self, sender: str) -> bool:
+        """May a step write texts of a sender while others write, by what choosing its tokens has
+        taken?"""
+        return self.choices.spent(sender) < CHOICE_BURST
 
     def count(
         self,
@@ -76,6 +83,7 @@ class Pace:
         part = share(len(set(senders)))
         self.rows.earn(seconds * part)
         self.masks.earn(seconds * part * BESIDE)
+        self.choices.earn(seconds * part)
 
     def _rows_of(self, sender: str) -> float:
         """Rows that a sender may take at once."""

@@ -25,9 +25,9 @@ from ..core.model import Model
 from ..core.session import Session
 from .engine import Engine, EngineDead
 from .prefix_files import PrefixFiles, chain
-from .sequences import Sequences
+from .sequences import PAGE, Sequences
 
-BLOCK = 64  # positions of a file, which are a page of the cache
+BLOCK = PAGE  # positions of a file
 PIECE_BYTES = 8 << 20  # that the engine's thread copies between two steps
 # Sequences that wait until they are written; where each takes memory for states of layers.
 N_PINS, N_PINS_WITH_STATES = 8, 2
@@ -224,31 +224,38 @@ class Prefixes:
                 break
         return names[:found] if found > known else []
 
-    def recall(self, owner: str, ids: Sequence[int], names: Sequence[str]) -> None:
-        """Loads what `wanted` has found into a sequence, beyond what memory has. One at a time."""
+    def recall(
+        self, owner: str, ids: Sequence[int], names: Sequence[str], sender: str = ""
+    ) -> None:
+        """Loads what `wanted` has found into a sequence, beyond what memory has. One at a time.
+        sender: who keeps it."""
         with self._recalling, suppress(EngineDead):
             if self._residents.n_leading(list(map(self._end, names))) == len(names):
                 return
             try:
-                self._recall(owner, np.asarray(ids, dtype=np.int32), names)
+                self._recall(owner, np.asarray(ids, dtype=np.int32), names, sender)
             except (MemoryError, ValueError, OSError, RuntimeError) as error:  # it is computed
                 self._files.warn(f"a prompt was not read from disk: {error}")
 
-    def _recall(self, owner: str, ids: np.ndarray, names: Sequence[str]) -> None:
+    def _recall(self, owner: str, ids: np.ndarray, names: Sequence[str], sender: str) -> None:
         prefix = ids[: BLOCK * len(names) + 1]
         flags = np.zeros(len(prefix), bool)
 
         def begin() -> tuple[int, int] | None:
             if not self._sequences.has_room:
                 return None
-            seq, n = self._sequences.take(owner, prefix, flags)
-            return seq, self._cut(seq, prefix[:n])
+            seq, n = self._sequences.take(owner, prefix, flags, sender)
+            try:
+                return seq, self._cut(seq, prefix[:n])
+            except BaseException:
+                self._sequences.leave(seq, 0)
+                raise
 
         def load(parts: Sequence[memoryview]) -> tuple[int, bool]:
             """How many of them could be loaded, and whether the next one is bad."""
             for i, part in enumerate(parts):
                 while self._session.free_positions() < BLOCK:
-                    if not self._sequences.forget_oldest():
+                    if not self._sequences.forget_one():
                         return i, False
                 try:
                     self._session.load_part(seq, part)
@@ -276,10 +283,13 @@ class Prefixes:
         finally:
 
             def end() -> None:
-                n = self._cut(seq, prefix[: BLOCK * at])
-                held = self._files_of(seq, names[:n], prefix, flags)
-                self._residents.of[seq] = self._ends(names[:n], held)
-                self._sequences.keep(seq)
+                n = 0
+                try:
+                    n = self._cut(seq, prefix[: BLOCK * at])
+                    held = self._files_of(seq, names[:n], prefix, flags)
+                    self._residents.of[seq] = self._ends(names[:n], held)
+                finally:
+                    self._sequences.leave(seq, BLOCK * n)
 
             self._engine.call(end)
         self._files.use(files[:at])

@@ -5,8 +5,7 @@ then chooses tokens. What a text becomes depends on its own prompt, parameters a
 `pi_eval_batch` gives the same bits whatever else is in the batch.
 """
 
-import itertools
-import threading
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ..core.errors import ContextOverflowError, RequestError
+from ..core.errors import ContextOverflowError
+from ..core.log import say
 from ..core.sampler import Samplers
 from ..core.session import Session
 from ..core.state import checkpoint_flags
@@ -27,14 +27,20 @@ from ..text.processor_time import elsewhere
 from .drafts import NO_IDS
 from .generation import Generation, TokenText
 from .pace import Pace
-from .requests import Done, QueueFull, Request, Snapshot, Ticket, Update
+from .queue import Queue
+from .requests import Done, Request, Snapshot, Ticket, Update
 from .sequences import Sequences
-from .turns import Waiting, shared
+from .turns import shared
 
 # How long a step waits for masks of grammars. A text whose mask takes longer misses steps; the
 # others go on.
 MASK_SECONDS = 0.01
 IDLE_SECONDS = 0.05  # the same while there is nothing else to do
+
+
+# Called with a ticket, the number of a token of its first text, and the row of the last eval from
+# which that token is chosen.
+Watch = Callable[[Ticket, int, int], None]
 
 
 class Keeper(Protocol):
@@ -74,23 +80,20 @@ class Scheduler:
         text: TokenText,
     ):
         self._session, self._sequences = session, Sequences(session, n_seq)
-        self._n_logits, self._n_parallel, self._n_queue = n_logits, n_parallel, n_queue
+        self._n_logits, self._n_parallel = n_logits, n_parallel
+        self._queue = Queue(session.n_ctx, n_parallel, n_queue)
         self._samplers, self._text = samplers, text
         self._active: list[Generation] = []
-        self._waiting: Waiting[Generation] = Waiting()
         self._cancelled: set[int] = set()  # tickets
         self._left: dict[int, int] = {}  # texts of a ticket that have not ended
-        self._numbers = itertools.count(1)
-        self._promised: Counter[str] = Counter()  # texts of tickets that are not added yet
-        self._lock = threading.Lock()  # of these numbers
         self._pace = Pace()
         self._guess_seconds = 0.0  # before the last pass
         self._crowded = False  # positions ran out, and no text has ended since
         self.n_steps = 0
         self.done = Done()
-        # Called with a ticket, the number of a token of its first text, and the row of the last
-        # eval from which that token is chosen.
-        self.watch: Callable[[Ticket, int, int], None] | None = None
+        self._updates: list[Update] = []  # of the step that runs
+        self._watch: Watch | None = None
+        self._watched_from = 0  # rows of steps behind this one can be watched
         self._keeper: Keeper | None = None
 
     def keep_with(self, keeper: Keeper) -> Sequences:
@@ -99,53 +102,34 @@ class Scheduler:
         self._keeper, self._sequences.when_dropped = keeper, keeper.gone
         return self._sequences
 
+    @property
+    def watch(self) -> Watch | None:
+        """Is called for the tokens that are chosen from rows that were computed since it was set.
+        What it raises ends the watching, and nothing else."""
+        return self._watch
+
+    @watch.setter
+    def watch(self, see: Watch | None) -> None:
+        self._watch, self._watched_from = see, self.n_steps
+
     # ---- Requests ------------------------------------------------------------------------
 
     def tickets(self, requests: Sequence[Request]) -> list[Ticket]:
-        """Checked requests, to be added, all or none; any thread may call this.
-
-        They may wait if their sender's queue has room for all their texts, or is empty: however
-        many one sender asks for at once, it is taken. Others do not count. Raises QueueFull,
-        RequestError for an empty prompt, and ContextOverflowError for one that leaves no room.
-        """
-        n_ctx = self._session.n_ctx
-        for request in requests:
-            if not request.ids:
-                raise RequestError("the prompt is empty")
-            if len(request.ids) + (request.limit > 0) > n_ctx:
-                raise ContextOverflowError(
-                    f"the prompt has {len(request.ids)} tokens, which leaves no room in a context "
-                    f"of {n_ctx}"
-                )
-        more: Counter[str] = Counter()
-        for request in requests:
-            more[request.sender or request.owner] += request.n
-        with self._lock:
-            self.check_room(more)
-            self._promised.update(more)
-        numbers = [next(self._numbers) for _ in requests]
-        now = time.perf_counter()
-        return [Ticket(of, i, now, numbers[0]) for of, i in zip(requests, numbers, strict=True)]
+        """`Queue.tickets`. Any thread may call this."""
+        return self._queue.tickets(requests, self.n_active)
 
     def check_room(self, more: Mapping[str, int]) -> None:
-        """Raises QueueFull if a sender's queue has no room for so many texts more."""
-        room = self._n_queue + max(0, self._n_parallel - self.n_active)
-        for sender, n_more in more.items():
-            n = self._waiting.of(sender) + self._promised[sender]
-            if n and n + n_more > room:
-                raise QueueFull(f"{n} texts of this client are waiting already")
+        """`Queue.check_room`. Any thread may call this."""
+        self._queue.check_room(more, self.n_active)
 
     def add(self, ticket: Ticket) -> None:
         """Puts the texts of a request into the queue."""
         request = ticket.request
+        self._queue.redeem(ticket)
         limit = min(request.limit, self._session.n_ctx - len(request.ids))
         texts = [Generation(ticket, i, limit, self._text) for i in range(request.n)]
-        with self._lock:
-            self._promised.subtract({texts[0].sender: request.n})
-            self._promised += Counter()  # drops those who have none
-            for text in texts:
-                self._waiting.add(text)
         self._left[ticket.number] = len(texts)
+        self._queue.add(texts)
 
     def cancel(self, ticket: Ticket) -> None:
         """Ends a request without further updates, before the next step computes anything."""
@@ -160,12 +144,12 @@ class Scheduler:
     @property
     def n_waiting(self) -> int:
         """Texts that have no place yet."""
-        return len(self._waiting)
+        return len(self._queue)
 
     @property
     def idle(self) -> bool:
         """Is there nothing to do?"""
-        return not self._active and not self._waiting
+        return not self._active and not self._queue
 
     @property
     def n_kept(self) -> int:
@@ -183,31 +167,33 @@ class Scheduler:
         return Snapshot(texts, self.work(), replace(self.done), *counts)
 
     # ---- Steps ---------------------------------------------------------------------------
+    #
+    # A step has four phases: texts get places, drafts guess, one pass computes, tokens are chosen.
+    # In each, what is done for one text is guarded: an error there ends that text alone.
 
     def step(self) -> list[Update]:
-        """One pass of the engine. An error of the engine ends the texts that took part in it."""
+        """One pass of the engine. What fails for a text ends that text."""
         self._drop_cancelled()
-        updates = self._admit()
-        guessed = [text for text in self._active if text.n_left == 0 and text.late is None]
-        if guessed:  # the last pass has computed what follows, too
-            return updates + self._choose_tokens(guessed)
-        updates += self._choose_late(0.0, True)
-        rows = self._choose_rows()
-        if not rows:
-            return updates or self._choose_late(IDLE_SECONDS, False)
-        self.n_steps += 1
-        try:
-            while not self._compute(rows):
-                rows = self._choose_rows()
-        except Exception as error:
-            return updates + [self._fail(text, error) for text in rows]
-        return updates + self._choose_tokens(self._computed(rows))
+        self._admit()
+        ready = [text for text in self._active if text.n_left == 0 and text.late is None]
+        if not ready:  # else the last pass has computed what follows, too
+            self._choose_late(0.0, True)
+            ready = self._pass()
+            if not ready and not self._updates:
+                self._choose_late(IDLE_SECONDS, False)
+        self._choose_tokens(ready)
+        updates, self._updates = self._updates, []
+        return updates
 
     def fail_all(self, error: Exception) -> list[Update]:
-        """Ends every request with an error."""
-        texts = [*self._active, *self._waiting]
-        self._waiting.clear()
-        return [self._fail(text, error) for text in texts]
+        """Ends every request with an error, after one of this object that no text explains: it
+        asks neither the session nor the counts for anything, and cannot be used any more."""
+        texts, self._active = [*self._active, *self._queue.clear()], []
+        updates, self._updates = self._updates, []
+        for text in texts:
+            text.ticket.ended = time.perf_counter()
+            updates.append(Update(text.ticket, text.index, None, text.fresh, error))
+        return updates
 
     def _drop_cancelled(self) -> None:
         gone, self._cancelled = self._cancelled, set()
@@ -215,28 +201,24 @@ class Scheduler:
             return
         self._crowded = False
         for text in [t for t in self._active if t.ticket.number in gone]:
-            self._active.remove(text)
-            self._session.truncate(text.n_done, text.seq)
-            self._sequences.keep(text.seq)
-        with self._lock:
-            self._waiting.remove(lambda text: text.ticket.number in gone)
+            self._leave(text)
+        self._queue.remove(gone)
         for number in gone:
             self._left.pop(number, None)
 
-    def _admit(self) -> list[Update]:
-        """Gives places to texts that wait. Returns those that cannot begin."""
-        failed: list[Update] = []
-        while self._waiting and (self._has_place() or self._give_way()):
-            text = self._waiting.take(self._places(), self._may_begin)
+    # ---- Places --------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Gives places to texts that wait."""
+        while self._queue and (self._has_place() or self._give_way()):
+            text = self._queue.take(self._places(), self._may_begin)
             if text is None:
                 break
             try:
                 text.prepare(self._samplers)
-            except Exception as error:  # of this text: the others go on
-                failed.append(self._fail(text, error))
-                continue
-            self._begin(text)
-        return failed
+                self._begin(text)
+            except Exception as error:
+                self._fail(text, error)
 
     def _places(self) -> Counter[str]:
         return Counter(text.sender for text in self._active)
@@ -255,15 +237,10 @@ class Scheduler:
         most = 0 if victim is None else places[victim.sender]
         if victim is None or most < 2:
             return False
-        few = (sender for sender in self._waiting.senders() if places[sender] + 2 <= most)
-        if not any(self._may_begin(t) for sender in few for t in self._waiting.firsts(sender)):
+        few = (t for t in self._queue.firsts() if places[t.sender] + 2 <= most)
+        if not any(map(self._may_begin, few)):
             return False
-        if self._crowded:
-            self._sequences.forget(victim.seq)
-        else:
-            self._session.truncate(victim.n_done, victim.seq)  # without what was guessed
-            self._sequences.keep(victim.seq)
-        self._put_back(victim)
+        self._put_back(victim, keep=not self._crowded)
         return True
 
     def _last_of_most(self) -> Generation | None:
@@ -274,12 +251,14 @@ class Scheduler:
 
     def _begin(self, text: Generation) -> None:
         ticket, of = text.ticket, text.ticket.request
-        text.seq, text.n_done = self._sequences.take(of.owner, text.ids.all, text.ids.generated)
+        text.seq, text.n_done = self._sequences.take(
+            of.owner, text.ids.all, text.ids.generated, text.sender
+        )
         text.checkpoints |= self._sequences.partings(text.seq, text.n_done)
         if self._keeper is not None:
             step = self._keeper.step
             text.checkpoints = {at - at % step for at in text.checkpoints if at >= step}
-        if of.echo and text.index == 0 and len(text.ids) == text.n_prompt:
+        if self._must_echo(text):
             self._session.truncate(0, text.seq)  # all of its logits are needed
             text.n_done, ticket.echoed = 0, [choice(of.ids[0], None, of.n_top or 0)]
         if ticket.began is None:
@@ -292,16 +271,27 @@ class Scheduler:
         """Are texts of other senders written?"""
         return any(text.sender != sender for text in self._active)
 
-    def _foresee(self, text: Generation, others: bool) -> bool:
-        """Begins a text's next mask, unless its sender has taken its time from others. Is it
-        begun?"""
-        if not text.has_masks or self._pace.patience(text.sender, others) > 0:
-            text.foresee()
-        return text.foreseen
+    def _put_back(self, text: Generation, keep: bool) -> None:
+        """Takes a text's place away; what is not known then is computed again, with the same
+        result. keep: what it has computed, if that can be."""
+        self._leave(text, keep)
+        text.seq, text.n_done, text.late, text.guessed = -1, 0, None, NO_IDS
+        self._queue.put_back(text)
+
+    def _leave(self, text: Generation, keep: bool = True) -> None:
+        """Ends a text's use of its sequence, without what was guessed. keep: what it has
+        computed, if that can be: others may begin with it."""
+        if text in self._active:
+            self._active.remove(text)
+        if text.seq >= 0:
+            self._sequences.leave(text.seq, text.n_done if keep else 0)
+
+    # ---- Guesses -------------------------------------------------------------------------
 
     def _turns(self, texts: list[Generation]) -> list[Generation]:
         """Of the texts that write, those of this step: all, but where senders share the engine one
-        of each sender who has taken its share; its texts take turns."""
+        of each sender who has taken its share; its texts take turns. Who has chosen tokens for
+        longer than its share has none."""
         of: dict[str, list[Generation]] = {}
         for text in texts:
             of.setdefault(text.sender, []).append(text)
@@ -309,6 +299,8 @@ class Scheduler:
             for sender, several in of.items():
                 if len(several) > 1 and not self._pace.many_of(sender):
                     of[sender] = [min(several, key=lambda text: text.step)]
+            in_time = {sender: of[sender] for sender in of if self._pace.may_choose(sender)}
+            of = in_time or of
         return [text for several in of.values() for text in several]
 
     def _choose_rows(self) -> dict[Generation, int]:
@@ -319,7 +311,7 @@ class Scheduler:
         if rows:
             left = self._pace.most_beside(left)
         wanted = {text: text.n_left for text in self._active if not text.writes and text.n_left}
-        echoed = {text: n for text, n in wanted.items() if self._echoes(text)}
+        echoed = {text: n for text, n in wanted.items() if self._must_echo(text)}
         # All logits of these must be kept, beside the last ones of the others.
         wanted.update(shared(echoed, self._n_logits - len(self._active)))
         by_sender: Counter[str] = Counter()
@@ -331,26 +323,67 @@ class Scheduler:
             of = {text: n for text, n in wanted.items() if text.sender == sender}
             rows.update((text, share) for text, share in shared(of, n).items() if share > 0)
         if all(text.writes for text in rows):  # beside a prompt, a pass takes longer anyway
-            left, begin = min(left, self._n_logits - len(rows)), time.perf_counter()
-            for text in rows:
-                room = min(left, self._session.n_ctx - len(text.ids))
-                more = text.guess(room, partial(self._session.guess, sequence=text.seq), len(rows))
-                rows[text] += more
-                left -= more
-            self._guess_seconds = time.perf_counter() - begin
+            self._guess(rows, left)
         return rows
 
-    @staticmethod
-    def _echoes(text: Generation) -> bool:
-        return text.ticket.request.echo and text.index == 0 and text.n_done < text.n_prompt
+    def _guess(self, rows: dict[Generation, int], left: int) -> None:
+        """Adds what the drafts of these texts guess, up to so many rows. One that fails is
+        switched off for its text, which needs none."""
+        left, begin = min(left, self._n_logits - len(rows)), time.perf_counter()
+        for text in rows:
+            room = min(left, self._session.n_ctx - len(text.ids))
+            of_sequence = partial(self._session.guess, sequence=text.seq)
+            try:
+                more = text.guess(room, of_sequence, len(rows))
+            except Exception as error:
+                text.drafts, text.guessed, more = None, NO_IDS, 0
+                say(f"a text goes on without drafts: {error}", False, logging.WARNING)
+            rows[text] += more
+            left -= more
+        self._guess_seconds = time.perf_counter() - begin
 
-    def _put_back(self, text: Generation) -> None:
-        """Takes a text's place away; what is not known then is computed again, with the same
-        result."""
-        self._active.remove(text)
-        text.seq, text.n_done, text.late, text.guessed = -1, 0, None, NO_IDS
-        with self._lock:
-            self._waiting.add(text, first=True)
+    # ---- The pass ------------------------------------------------------------------------
+
+    def _pass(self) -> list[Generation]:
+        """Computes rows; the texts whose next token can be chosen."""
+        rows = self._choose_rows()
+        if not rows:
+            return []
+        self.n_steps += 1
+        try:
+            while not self._compute(rows):
+                rows = self._choose_rows()
+        except Exception as error:
+            rows = self._compute_apart(rows, error)
+        return self._computed(rows)
+
+    def _compute_apart(
+        self, rows: dict[Generation, int], error: Exception
+    ) -> dict[Generation, int]:
+        """After an error, the rows of the text that waits longest, alone: the error may be of one
+        text, as where only its experts cannot be read. The others wait for the next step. A text
+        that fails alone ends, and all do if two fail one after the other: then it is no text's."""
+        if len(rows) > 1:
+            for text in sorted(rows, key=lambda text: text.step)[:2]:
+                text.guessed = NO_IDS
+                alone = {text: 1 if text.writes else rows[text]}
+                try:
+                    if self._compute(alone):
+                        return alone
+                    return {}  # there is room now
+                except Exception as alone_error:
+                    error = alone_error
+                    self._fail(text, error)
+                    del rows[text]
+        for text in rows:
+            self._fail(text, error)
+        return {}
+
+    @staticmethod
+    def _must_echo(text: Generation) -> bool:
+        """Does it record the choices of its prompt, and has not recorded all?"""
+        of = text.ticket.request
+        return of.echo and text.index == 0 and len(text.ticket.echoed) < text.n_prompt
 
     def _compute(self, rows: dict[Generation, int]) -> bool:
         """Computes these rows. If positions run out, makes room instead and returns False."""
@@ -366,7 +399,7 @@ class Scheduler:
             else:
                 ids[part] = text.ids.all[done : done + n]
                 generated[part] = text.ids.generated[done : done + n]
-                keep[part] = self._echoes(text)
+                keep[part] = self._must_echo(text)
                 keep[at + n - 1] |= n == text.n_left
                 kept_before = checkpoint_flags(done, n, text.checkpoints)
                 if kept_before is not None:
@@ -398,7 +431,7 @@ class Scheduler:
     def _make_room(self) -> bool:
         """Frees positions of what is kept, else those of a text."""
         before = self._session.free_positions()
-        if self._sequences.forget_oldest():
+        if self._sequences.forget_one():
             if self._keeper is not None and self._session.free_positions() == before:
                 self._keeper.release()  # it may have the same pages
             return True
@@ -407,102 +440,28 @@ class Scheduler:
         text = self._last_of_most()
         if text is None or len(self._active) < 2:
             return False
-        self._sequences.forget(text.seq)
-        self._put_back(text)
+        self._put_back(text, keep=False)
         self._crowded = True
         return True
 
     def _computed(self, rows: Mapping[Generation, int]) -> list[Generation]:
         """Counts computed rows; returns the texts whose next token can be chosen."""
-        at = 0
+        at, ready = 0, []
         for text, n in rows.items():
-            if self._echoes(text):
-                self._echo(text, at, n)
-            done = 1 if text.writes else n  # what was guessed counts when it is chosen
-            text.n_done += done
-            text.row = at + done - 1
-            at += n
-            if text.index == 0 and text.n_left == 0 and len(text.ids) == text.n_prompt:
-                self._tell_keeper(text)
-        return [text for text in rows if text.n_left == 0]
-
-    def _choose_tokens(self, ready: Sequence[Generation]) -> list[Update]:
-        """Chooses a token for each text whose last position was computed."""
-        for text in ready:
-            if self.watch is not None and text.index == 0:
-                self.watch(text.ticket, text.n_tokens, text.row)
-        plain = [text for text in ready if text.processor is None]
-        updates = []
-        chosen: dict[Generation, int] = {}
-        try:
-            samplers = [text.sampler for text in plain if text.sampler is not None]
-            tokens = self._session.sample_rows(samplers, [text.row for text in plain])
-            chosen = dict(zip(plain, tokens, strict=True))
-        except ValueError:  # one of them has no token to choose; which one is found below
-            pass
-        until, senders = time.monotonic() + MASK_SECONDS, {text.sender for text in ready}
-        for text in ready:
-            logits = self._session.logits(text.row)
-            if text not in chosen and not self._has_mask(text, until, senders - {text.sender}):
-                text.late, text.guessed = logits.copy(), NO_IDS
-                self._session.truncate(text.n_done, text.seq)
-                continue
-            update = self._choose_token(text, logits, chosen.get(text))
-            if update is not None:
-                updates.append(update)
-        return updates
-
-    def _has_mask(self, text: Generation, until: float, others: Collection[str]) -> bool:
-        """Can its token be chosen? Waits until then, if its sender has not made others wait too
-        often."""
-        if not self._foresee(text, bool(others)):
-            return False
-        begin = time.monotonic()
-        patience = self._pace.patience(text.sender, bool(others))
-        found = text.ready(max(0.0, min(patience, until - begin)))
-        if others and text.has_masks:
-            self._pace.masks.spend(text.sender, time.monotonic() - begin)
-        return found
-
-    def _choose_late(self, seconds: float, busy: bool) -> list[Update]:
-        """Chooses the tokens that had to wait; waits so long for one of them. busy: may others be
-        written meanwhile?"""
-        until, updates = time.monotonic() + seconds, []
-        late = [text for text in self._active if text.late is not None]
-        for text in late:
-            share = max(0.0, until - time.monotonic()) / len(late)
-            others = busy and self._others(text.sender)
-            if text.late is not None and self._foresee(text, others) and text.ready(share):
-                logits, text.late = text.late, None
-                update = self._choose_token(text, logits, None)
-                if update is not None:
-                    updates.append(update)
-        return updates
-
-    def _choose_token(
-        self, text: Generation, logits: np.ndarray, token: int | None
-    ) -> Update | None:
-        """Adds a token, which is chosen here unless it is given."""
-        ticket, n_guessed = text.ticket, len(text.guessed)
-        others, before = self._others(text.sender), elsewhere()
-        try:
-            piece = text.choose(logits, token)
-        except Exception as error:  # of a grammar, or logits that are no numbers
-            return self._fail(text, error)
-        finally:
-            if others and text.has_masks:  # what it took elsewhere
-                self._pace.masks.spend(text.sender, elsewhere() - before)
-        if ticket.first is None:
-            ticket.first = time.perf_counter()
-        if n_guessed and not len(text.guessed):  # the last guess was right, or the next one wrong
-            self._session.truncate(text.n_done, text.seq)
-        if piece is not None and piece.reason:
-            return self._end(text, piece)
-        self._foresee(text, others)
-        if piece is None:
-            return None
-        fresh, text.fresh = text.fresh, []
-        return Update(ticket, text.index, piece, fresh)
+            first, at = at, at + n
+            try:
+                if self._must_echo(text):
+                    self._echo(text, first, n)
+                done = 1 if text.writes else n  # what was guessed counts when it is chosen
+                text.n_done += done
+                text.row = first + done - 1
+                if text.n_left == 0:
+                    if text.index == 0 and len(text.ids) == text.n_prompt:
+                        self._tell_keeper(text)
+                    ready.append(text)
+            except Exception as error:
+                self._fail(text, error)
+        return ready
 
     def _echo(self, text: Generation, at: int, n: int) -> None:
         """Records the choices of a prompt's tokens after these rows."""
@@ -517,23 +476,124 @@ class Scheduler:
             n, owner = text.n_done, text.ticket.request.owner
             self._keeper.computed(owner, text.seq, text.ids.all[:n], text.ids.generated[:n])
 
-    def _end(self, text: Generation, piece: Piece) -> Update:
-        self._active.remove(text)
-        self._session.truncate(text.n_done, text.seq)  # without what was guessed
-        self._tell_keeper(text)
-        self._sequences.keep(text.seq)
-        self._count_end(text.ticket)
-        return Update(text.ticket, text.index, piece, text.fresh)
+    # ---- Choices -------------------------------------------------------------------------
 
-    def _fail(self, text: Generation, error: Exception) -> Update:
-        if text in self._active:
-            self._active.remove(text)
-            self._sequences.forget(text.seq)
-        self._count_end(text.ticket)
-        return Update(text.ticket, text.index, None, text.fresh, error)
+    def _choose_tokens(self, ready: Sequence[Generation]) -> None:
+        """Chooses a token for each text whose last position was computed."""
+        if self._watch is not None:
+            self._see(ready)
+        chosen = self._sampled([text for text in ready if text.processor is None])
+        until, senders = time.monotonic() + MASK_SECONDS, {text.sender for text in ready}
+        for text in ready:
+            try:
+                logits = self._session.logits(text.row)
+                if text in chosen or self._has_mask(text, until, senders - {text.sender}):
+                    self._choose_token(text, logits, chosen.get(text))
+                else:
+                    text.late, text.guessed = logits.copy(), NO_IDS
+                    self._session.truncate(text.n_done, text.seq)
+            except Exception as error:  # of a grammar, or logits that are no numbers
+                self._fail(text, error)
 
-    def _count_end(self, ticket: Ticket) -> None:
-        self._crowded = False
+    def _see(self, ready: Sequence[Generation]) -> None:
+        """Shows rows to who watches, but for those of passes before that, which guesses left."""
+        try:
+            for text in ready:
+                if self._watch and text.index == 0 and text.step > self._watched_from:
+                    self._watch(text.ticket, text.n_tokens, text.row)
+        except Exception as error:
+            self._watch = None
+            say(f"neurons cannot be watched any more: {error}", False, logging.WARNING)
+
+    def _sampled(self, plain: Sequence[Generation]) -> dict[Generation, int]:
+        """Tokens of texts without a processor, by all threads; of none, if one text has no token
+        to choose: which one is found where each chooses for itself."""
+        samplers = [text.sampler for text in plain if text.sampler is not None]
+        before = [sampler.seconds for sampler in samplers]
+        try:
+            tokens = self._session.sample_rows(samplers, [text.row for text in plain])
+        except ValueError:
+            return {}
+        for text, sampler, seconds in zip(plain, samplers, before, strict=True):
+            self._pace.choices.spend(text.sender, sampler.seconds - seconds)
+        return dict(zip(plain, tokens, strict=True))
+
+    def _has_mask(self, text: Generation, until: float, others: Collection[str]) -> bool:
+        """Can its token be chosen? Waits until then, if its sender has not made others wait too
+        often."""
+        if not self._foresee(text, bool(others)):
+            return False
+        begin = time.monotonic()
+        patience = self._pace.patience(text.sender, bool(others))
+        found = text.ready(max(0.0, min(patience, until - begin)))
+        if others and text.has_masks:
+            self._pace.masks.spend(text.sender, time.monotonic() - begin)
+        return found
+
+    def _foresee(self, text: Generation, others: bool) -> bool:
+        """Begins a text's next mask, unless its sender has taken its time from others. Is it
+        begun?"""
+        if not text.has_masks or self._pace.patience(text.sender, others) > 0:
+            text.foresee()
+        return text.foreseen
+
+    def _choose_late(self, seconds: float, busy: bool) -> None:
+        """Chooses the tokens that had to wait; waits so long for one of them. busy: may others be
+        written meanwhile?"""
+        until = time.monotonic() + seconds
+        late = [text for text in self._active if text.late is not None]
+        for text in late:
+            share = max(0.0, until - time.monotonic()) / len(late)
+            others = busy and self._others(text.sender)
+            try:
+                if text.late is not None and self._foresee(text, others) and text.ready(share):
+                    logits, text.late = text.late, None
+                    self._choose_token(text, logits, None)
+            except Exception as error:
+                self._fail(text, error)
+
+    def _choose_token(self, text: Generation, logits: np.ndarray, token: int | None) -> None:
+        """Adds a token, which is chosen here unless it is given."""
+        ticket, n_guessed = text.ticket, len(text.guessed)
+        others, before, begin = self._others(text.sender), elsewhere(), time.perf_counter()
+        try:
+            piece = text.choose(logits, token)
+        finally:
+            if others:
+                self._pace.choices.spend(text.sender, time.perf_counter() - begin)
+                if text.has_masks:  # what it took elsewhere
+                    self._pace.masks.spend(text.sender, elsewhere() - before)
+        if ticket.first is None:
+            ticket.first = time.perf_counter()
+        if piece is not None and piece.reason:
+            self._end(text, piece)
+            return
+        if n_guessed and not len(text.guessed):  # the last guess was right, or the next one wrong
+            self._session.truncate(text.n_done, text.seq)
+        self._foresee(text, others)
+        if piece is not None:
+            fresh, text.fresh = text.fresh, []
+            self._updates.append(Update(ticket, text.index, piece, fresh))
+
+    # ---- Ends ----------------------------------------------------------------------------
+
+    def _end(self, text: Generation, piece: Piece) -> None:
+        self._updates.append(Update(text.ticket, text.index, piece, text.fresh))
+        try:
+            self._session.truncate(text.n_done, text.seq)  # without what was guessed
+            self._tell_keeper(text)
+        except Exception as error:  # the text is whole
+            say(f"a text was not kept: {error}", False, logging.WARNING)
+        self._leave(text)
+        self._count_end(text)
+
+    def _fail(self, text: Generation, error: Exception) -> None:
+        self._updates.append(Update(text.ticket, text.index, None, text.fresh, error))
+        self._leave(text, keep=False)
+        self._count_end(text)
+
+    def _count_end(self, text: Generation) -> None:
+        self._crowded, ticket = False, text.ticket
         self._left[ticket.number] -= 1
         if self._left[ticket.number] == 0:
             del self._left[ticket.number]

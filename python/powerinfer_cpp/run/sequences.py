@@ -1,16 +1,22 @@
 """Which sequence of a session holds what: texts that are being written, and prefixes that are kept
 for later prompts."""
 
-from collections import OrderedDict
+import logging
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from ..core.log import say
 from ..core.session import Session
 from ..core.state import NEAR, parting
 
 MOST_SEQUENCES = 256  # of a session
+PAGE = 64  # positions that a sequence takes at once
+# Beside those of all texts that are written: one for the next text, where what it begins with is
+# copied from another, and one that is filled from the disk.
+_BESIDE = 2
 
 
 class Sequences:
@@ -19,13 +25,15 @@ class Sequences:
     A text takes one, and gives it back when it ends. Its positions are then kept, until the room is
     needed: a later prompt that begins in the same way copies them, which costs no memory (pages are
     shared). Prompts of one owner find only prefixes of that owner: how long an answer takes tells
-    whether its prompt was known.
+    whether its prompt was known. Room is taken from the sender that keeps most, the oldest first:
+    nobody's short prompts drop the chats of others.
     """
 
     def __init__(self, session: Session, n_seq: int):
         self._session = session
         self._free = list(range(n_seq))[::-1]
         self._owner: dict[int, str] = {}  # of sequences in use and kept ones
+        self._sender: dict[int, str] = {}  # likewise
         self._prompt: dict[int, np.ndarray] = {}  # what these were taken for
         self._kept: OrderedDict[int, None] = OrderedDict()  # oldest first
         self.when_dropped: Callable[[int], None] | None = None  # called with its number
@@ -40,10 +48,14 @@ class Sequences:
         """Can one be taken without harm to texts that are being written?"""
         return bool(self._free) or len(self._kept) > 1
 
-    def take(self, owner: str, ids: np.ndarray, generated: np.ndarray) -> tuple[int, int]:
+    def take(
+        self, owner: str, ids: np.ndarray, generated: np.ndarray, sender: str = ""
+    ) -> tuple[int, int]:
         """A sequence for int32 ids [n], generated: bool [n]; and how many of its positions it has.
+        sender: who keeps it later.
 
-        At least the last position is left to compute.
+        At least the last position is left to compute. Raises what the session raises, with nothing
+        taken.
         """
         best, found, before = 0, None, len(ids) - 1
         for seq, of in self._owner.items():
@@ -53,15 +65,19 @@ class Sequences:
                 best, found = same, seq
         if found in self._kept:
             if self._session.length(found) <= best + 1 or self._is_next_turn(found, best):
-                del self._kept[found]
                 self._session.truncate(best, found)
-                self._prompt[found] = ids
+                del self._kept[found]
+                self._prompt[found], self._sender[found] = ids, sender
                 return found, best
             self._kept.move_to_end(found)
         seq = self._unused(found)
-        self._owner[seq], self._prompt[seq] = owner, ids
-        if found is not None:
-            self._session.copy(found, seq, best)
+        self._owner[seq], self._prompt[seq], self._sender[seq] = owner, ids, sender
+        try:
+            if found is not None:
+                self._session.copy(found, seq, best)
+        except BaseException:
+            self._drop(seq)
+            raise
         return seq, best
 
     def _is_next_turn(self, seq: int, best: int) -> bool:
@@ -78,37 +94,53 @@ class Sequences:
                 found |= parting(ids, self._prompt[seq], done)
         return {max(found)} if found else found
 
-    def keep(self, seq: int) -> None:
-        """Ends the use of a sequence; later prompts may begin with its positions."""
-        if self._session.length(seq):
-            self._kept[seq] = None
-        else:
-            self._drop(seq)
-
-    def forget(self, seq: int) -> None:
-        """Ends the use of a sequence and frees its positions."""
+    def leave(self, seq: int, n: int) -> None:
+        """Ends the use of a sequence; later prompts may begin with its first n positions. Never
+        fails: what cannot be cut there is not kept."""
+        try:
+            self._session.truncate(n, seq)
+            if self._session.length(seq):
+                self._kept[seq] = None
+                return
+        except Exception as error:
+            say(f"a sequence was not kept: {error}", False, logging.WARNING)
         self._drop(seq)
 
-    def forget_oldest(self) -> bool:
-        """Frees the oldest sequence that is kept. Is there one?"""
-        if self._kept:
-            self._drop(next(iter(self._kept)))
-            return True
-        return False
+    def forget_one(self) -> bool:
+        """Frees a sequence that is kept: the oldest of the sender whose ones hold most pages. Is
+        there one?"""
+        if not self._kept:
+            return False
+        self._drop(self._oldest_of_most(lambda seq: -(-self._session.length(seq) // PAGE)))
+        return True
 
     def _unused(self, source: int | None) -> int:
         """A free sequence; not the one that is to be copied."""
         if not self._free:
-            self._drop(next(seq for seq in self._kept if seq != source))
+            self._drop(self._oldest_of_most(lambda seq: 1, source))
         return self._free.pop()
 
+    def _oldest_of_most(self, weight: Callable[[int], int], but: int | None = None) -> int:
+        """Of the sequences that are kept, the oldest of the sender with the largest sum of
+        weights."""
+        of: Counter[str] = Counter()
+        kept = [seq for seq in self._kept if seq != but]
+        for seq in kept:
+            of[self._sender[seq]] += weight(seq)
+        most = max(of.values())
+        return next(seq for seq in kept if of[self._sender[seq]] == most)
+
     def _drop(self, seq: int) -> None:
-        self._session.truncate(0, seq)
-        if self.when_dropped is not None:
-            self.when_dropped(seq)
+        """Frees a sequence; one whose positions cannot be freed is not used again."""
         self._kept.pop(seq, None)
-        del self._owner[seq], self._prompt[seq]
-        self._free.append(seq)
+        del self._owner[seq], self._prompt[seq], self._sender[seq]
+        try:
+            self._session.truncate(0, seq)
+            self._free.append(seq)
+            if self.when_dropped is not None:
+                self.when_dropped(seq)
+        except Exception as error:
+            say(f"a sequence is lost: {error}", False, logging.WARNING)
 
 
 def fields(
@@ -125,9 +157,10 @@ def fields(
     ones. has_states: each sequence takes memory for states of layers, so only as many prefixes are
     kept as `take` needs. Raises ValueError if there cannot be so many.
     """
-    if n_pins and n_parallel + 1 + n_pins > MOST_SEQUENCES:
-        most = MOST_SEQUENCES - 1 - n_pins
-        raise ValueError(f"n_parallel may be at most {most} where prompts are kept on disk")
+    if n_parallel + _BESIDE + n_pins > MOST_SEQUENCES:
+        most = MOST_SEQUENCES - _BESIDE - n_pins
+        words = " where prompts are kept on disk" if n_pins else ""
+        raise ValueError(f"n_parallel may be at most {most}{words}")
     n_kv = n_parallel * n_ctx if n_kv is None else n_kv
     n_batch = max(n_batch, 2 * n_parallel + 1)  # a prompt goes on beside texts that are written
     most = n_parallel + 2 if has_states else max(2 * n_parallel, n_parallel + 32)

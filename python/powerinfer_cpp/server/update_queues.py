@@ -48,7 +48,7 @@ class UpdateQueues:
 
         for of, names in await to_thread.run_sync(wanted):
             await to_thread.run_sync(
-                prefixes.recall, of.owner, of.ids, names, limiter=self._recalls
+                prefixes.recall, of.owner, of.ids, names, of.sender, limiter=self._recalls
             )
 
     def begin(self, model: ServedModel, requests: Sequence[Request]) -> "PendingRequests":

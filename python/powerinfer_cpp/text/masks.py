@@ -14,11 +14,13 @@ import subprocess
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..core.errors import OutOfMemoryError
 from ..core.model import Model
 from .children import matchers
 from .processor_time import took_elsewhere
@@ -176,7 +178,11 @@ class _Here(Matcher):
 
     def ask(self, tokens: list[int]) -> None:
         self._done.clear()
-        threading.Thread(target=self._work, args=(tokens,), daemon=True).start()
+        try:
+            _begin(self._work, tokens)
+        except OutOfMemoryError as error:
+            self._failure = error
+            self._done.set()
 
     def _work(self, tokens: list[int]) -> None:
         begin = time.thread_time()
@@ -216,7 +222,11 @@ class _Far(Matcher):
             # A long grammar waits for the fork that reads it, and the process may have to be
             # started: the engine's thread has no time for that.
             self._opened = threading.Event()
-            threading.Thread(target=self._open, args=(frame,), daemon=True).start()
+            try:
+                _begin(self._open, frame)
+            except OutOfMemoryError as error:  # `answer` raises it
+                self._failure = error
+                self._opened.set()
             return
         self._opened.wait()
         if self._channel is not None:
@@ -280,6 +290,15 @@ class _Far(Matcher):
         """Ends the process; what is asked later is an error."""
         if self._channel is not None:
             self._channel.close()
+
+
+def _begin(work: Callable[..., None], of: Any) -> None:
+    """Begins work in a thread of its own. Raises OutOfMemoryError past the system's limit of
+    threads."""
+    try:
+        threading.Thread(target=work, args=(of,), daemon=True).start()
+    except RuntimeError as error:
+        raise OutOfMemoryError(f"no thread for a grammar: {error}") from None
 
 
 def _send(channel: socket.socket, data: bytes) -> None:
