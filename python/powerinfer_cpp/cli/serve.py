@@ -1,6 +1,7 @@
 """powerinfer serve: an OpenAI-compatible server with a page."""
 
 import argparse
+import ipaddress
 import os
 from pathlib import Path
 
@@ -100,6 +101,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="origin of other pages that may use it, * for any",
     )
     parser.add_argument(
+        "--trusted-proxy",
+        action="append",
+        type=_proxy,
+        metavar="A",
+        help="address or network of a proxy whose X-Forwarded-For says who asks (default: this "
+        "machine's)",
+    )
+    parser.add_argument(
         "--chat-format", metavar="NAME", help=f"instead of the file's: {', '.join(FORMATS)}"
     )
     reasoning.add_arguments(parser)
@@ -149,6 +158,7 @@ def run(args: argparse.Namespace) -> None:
         api_keys=tuple(_keys(args)),
         hosts=tuple(name.lower() for name in args.allowed_host or ()),
         origins=tuple(args.allowed_origin or ()),
+        proxies=None if args.trusted_proxy is None else tuple(args.trusted_proxy),
         max_recorded=args.max_recorded << 20,
     )
     serve(paths, options, settings, args.host, args.port, args.verbose)
@@ -163,6 +173,16 @@ def _gib(text: str) -> float:
     if not 0 < found < MOST_GIB:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of GiB above 0")
     return found
+
+
+def _proxy(text: str) -> str:
+    """An address or a network. Raises argparse's error for what is none."""
+    try:
+        return str(
+            ipaddress.ip_network(text, strict=False) if "/" in text else ipaddress.ip_address(text)
+        )
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address and no network") from None
 
 
 def _models(given: list[str]) -> dict[str, Path]:

@@ -96,3 +96,11 @@ def allow_many_files() -> None:
     with contextlib.suppress(OSError, ValueError):
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def n_open_files() -> int | None:
+    """How many files this process may have open at the same time; None: that is unknown."""
+    if resource is None:
+        return None
+    most = int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return None if most == resource.RLIM_INFINITY else most

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..core.log import say
 from ..core.state import NUMERICS, STATE_VERSION, BaseLlamaCache, LlamaState, common_prefix
+from .own_files import open_file
 
 fcntl: ModuleType | None
 try:
@@ -178,7 +179,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def _is_abandoned(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -221,7 +222,7 @@ class _Known:
 def _read_known(path: Path) -> _Known | None:
     """What is known of a file; None if it is damaged."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             sizes = _sizes(file.read(_HEADER.size), os.fstat(file.fileno()).st_size)
             if sizes is None:
                 return None
@@ -233,7 +234,8 @@ def _read_known(path: Path) -> _Known | None:
 def _read(path: Path) -> LlamaState | None:
     """The state of a file; None if it is damaged, or gone."""
     try:
-        data = path.read_bytes()
+        with open_file(path) as file:
+            data = file.read()
         sizes = _sizes(data, len(data))
         if sizes is None:
             return None

@@ -6,6 +6,7 @@ that is found is the right one, and equal beginnings are kept once.
 """
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from ..core.log import say
 from .disk_cache import remove_abandoned, write_at_once
+from .own_files import open_file, own_folder
 
 _MAGIC = b"PIprefx1"
 _HEADER = struct.Struct("<8s32sQI")  # magic; name; bytes that follow, and their CRC-32
@@ -50,8 +52,7 @@ class PrefixFiles:
         self._salt = b""
         self._keys: dict[bytes, bytes] = {}
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.folder.chmod(0o700)
+            self._place = own_folder(self.folder)
             self._salt = self._own_salt()
         except OSError as error:
             self.warn(f"{self.folder}: prompts are not kept there: {error.strerror}")
@@ -85,9 +86,13 @@ class PrefixFiles:
     def read(self, name: str) -> memoryview | None:
         """What a file holds; None if it is gone or damaged, and then it is removed."""
         try:
-            data = self._path(name).read_bytes()
-        except (OSError, MemoryError):
+            with open_file(self._path(name), own=True) as file:
+                data = file.read(self.capacity_bytes + 1)
+        except FileNotFoundError:
             self.remove(name, gone=True)
+            return None
+        except (OSError, MemoryError):
+            self.remove(name)
             return None
         if len(data) >= _HEADER.size:
             magic, named, n_bytes, checksum = _HEADER.unpack_from(data)
@@ -106,6 +111,8 @@ class PrefixFiles:
         head = _HEADER.pack(_MAGIC, bytes.fromhex(name), len(data), zlib.crc32(data))
         try:
             self._make_room(size)
+            if own_folder(self.folder) != self._place:
+                raise OSError(errno.ESTALE, "another folder is there now")
             write_at_once(self._path(name), lambda file: file.writelines((head, data)))
         except OSError as error:
             self.warn(f"{self.folder}: a prompt was not kept: {error.strerror}")
@@ -187,12 +194,14 @@ class PrefixFiles:
         path = self.folder / _SALT
         for _ in range(2):
             with contextlib.suppress(FileNotFoundError):
-                found = path.read_bytes()
+                with open_file(path, own=True) as file:
+                    found = file.read(33)
                 if len(found) == 32:
                     return found
                 path.unlink()  # damaged: what was named with it is foreign now
             write_at_once(path, lambda file: file.write(secrets.token_bytes(32)))
-        return path.read_bytes()
+        with open_file(path, own=True) as file:
+            return file.read()
 
     def warn(self, text: str) -> None:
         """Tells that something was not kept or read."""

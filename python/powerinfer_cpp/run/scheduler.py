@@ -299,8 +299,7 @@ class Scheduler:
             for sender, several in of.items():
                 if len(several) > 1 and not self._pace.many_of(sender):
                     of[sender] = [min(several, key=lambda text: text.step)]
-            in_time = {sender: of[sender] for sender in of if self._pace.may_choose(sender)}
-            of = in_time or of
+            of = {s: several for s, several in of.items() if self._pace.may_choose(s)} or of
         return [text for several in of.values() for text in several]
 
     def _choose_rows(self) -> dict[Generation, int]:

@@ -9,9 +9,9 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from .connections import ABORT
 from .errors import Refusal, refusal_of
 from .limits import refused
-from .protocol import ABORT
 
 # Tokens are joined for this long, after the first: a client spends some 0.1 ms on each chunk.
 JOIN_SECONDS = 0.008

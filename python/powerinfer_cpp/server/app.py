@@ -5,6 +5,7 @@ import contextlib
 import functools
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +40,16 @@ from .dialects.native import NativeBody, NativeCompletionBody
 from .dialects.openapi import description
 from .dialects.responses import ResponsesBody, responses_job
 from .errors import Refusal, refusal_of
-from .limits import Arriving, Body, Guard, Guarded, check_depth, owner_key, refused
+from .limits import (
+    Arriving,
+    Body,
+    Guard,
+    Guarded,
+    RawHeaders,
+    check_depth,
+    owner_key,
+    refused,
+)
 from .models import Models
 from .recorded import Recorded, packed, recorded_bytes
 from .settings import Settings
@@ -107,6 +117,7 @@ class Server:
         self._grammars, self._large = Shares(4, 1, long), Shares(4, 1, long)
         self._embedding = Shares(1, 1, long)
         self._requests = ProcessorTime(self._writing, REQUEST_BURST)
+        self._turns: Counter[str] = Counter()  # requests of a sender that wait for time
         self._answers: dict[Any, tuple[float, bytes]] = {}  # what was told, and when
         self._views: dict[str, View] = {}
         self._files = {f"/{file.name}": file for file in PAGE.glob("*.*") if file.suffix in _TYPES}
@@ -143,9 +154,9 @@ class Server:
             exception_handlers={HTTPException: _http_error, Exception: _any_error},
             lifespan=self._lifespan,
         )
+        self._guard = Guard(settings, self._files.__contains__)
         if guarded:
-            guard = Guard(settings, self._files.__contains__)
-            self.app.add_middleware(Guarded, guard=guard, turn=self._turn)
+            self.app.add_middleware(Guarded, guard=self._guard, turn=self._turn)
         self.app.state.server = self
 
     def _writing(self) -> set[str]:
@@ -154,11 +165,27 @@ class Server:
         texts = [text for model in models for text in model.engine.snapshot.texts]
         return {ticket.request.sender for ticket, *_ in texts}
 
+    def overdue(self, headers: RawHeaders, client: tuple[str, int] | None) -> bool:
+        """Do so many requests of who sent these headers wait for its turn that it gets none?"""
+        most = self.settings.max_turns
+        if self._turns.total() < most:  # nearly always
+            return False
+        return self._turns[self._guard.sender(headers, client)] >= most
+
     async def _turn(self, sender: str) -> None:
-        """Waits until a sender may ask; who asks without end does so for a share of the time."""
+        """Waits until a sender may ask; who asks without end does so for a share of the time.
+        Raises Refusal if too many of its requests wait already."""
         self._requests.spend(sender, REQUEST_SECONDS)
         if seconds := self._requests.wait(sender):
-            await asyncio.sleep(seconds)
+            if self._turns[sender] >= self.settings.max_turns:
+                raise Refusal(429, f"{self._turns[sender]} requests of this client wait already")
+            self._turns[sender] += 1
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self._turns[sender] -= 1
+                if not self._turns[sender]:
+                    del self._turns[sender]
 
     def _both(self, path: str, serve: Serve, methods: list[str]) -> list[Route]:
         """A route with and without /v1, as llama.cpp has them."""

@@ -1,6 +1,7 @@
 """Guards before any request is served: who asks, from which page, and how much."""
 
-import hmac
+import contextlib
+import hashlib
 import ipaddress
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,10 +15,14 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from .connections import GONE
 from .errors import Refusal
 from .settings import Settings
 
+RawHeaders = Sequence[tuple[bytes, bytes]]  # names in lower case
+LOCAL = ["127.0.0.1", "::1"]  # proxies on this machine
 LARGE = 64 << 10  # bytes; JSON of so many takes about a millisecond
 OPEN_PATHS = ("/", "/health", "/v1/health")  # and those of the page: no key is needed
 _OTHERS = bytes(set(range(256)) - set(b'"[]{}'))  # bytes that say nothing of the depth
@@ -35,24 +40,39 @@ class Guard:
 
     def __init__(self, settings: Settings, is_page: Callable[[str], bool]):
         self._settings, self._is_page = settings, is_page
-        self._keys = [key.encode("utf-8", "surrogateescape") for key in settings.api_keys]
+        keys = [key.encode("utf-8", "surrogateescape") for key in settings.api_keys]
+        # By digests, so that how long the search takes says nothing of the keys.
+        self._owners = {_digest(key): f"key {i}" for i, key in reversed(list(enumerate(keys)))}
+        proxies = LOCAL if settings.proxies is None else list(settings.proxies)
+        self._proxies = ProxyHeadersMiddleware(_nothing, trusted_hosts=proxies).trusted_hosts
+
+    def sender(self, headers: RawHeaders, client: Sequence[Any] | None) -> str:
+        """Who takes turns with others: a key, or an address, also one that a proxy tells of."""
+        if self._owners and (owner := self._owners.get(_digest(_key_in(headers)))):
+            return owner
+        if client and client[0] in self._proxies:
+            told = b", ".join(value for name, value in headers if name == b"x-forwarded-for")
+            found, _ = self._proxies.get_trusted_client_address(told.decode("latin-1"))
+            return sender_of((found, 0) if found else client)
+        return sender_of(client)
 
     def answer(self, scope: Scope) -> Response | None:
         """What a request gets at once, before its body is read; None: it may be served.
         scope["owner"] then says for whom: the number of a key, or "" for all without one; and
         scope["sender"] who takes turns with others: also a key, or an address."""
         headers, path = Headers(scope=scope), scope["path"]
-        scope["sender"] = sender_of(scope.get("client"))
+        scope["sender"] = self.sender(scope["headers"], scope.get("client"))
         origin = headers.get("origin")
         try:
             self._check_host(headers.get("host", ""))
             self._check_origin(origin, headers.get("host", ""))
+            if origin is None and not self._is_page(path):
+                _check_site(headers)
             if scope["method"] == "OPTIONS":
                 allowed = _preflight(origin, headers.get("access-control-request-headers"))
                 return Response(status_code=204, headers=allowed)
             if path not in OPEN_PATHS and not self._is_page(path):
-                scope["owner"] = self._owner(headers)
-            scope["sender"] = scope.get("owner") or scope["sender"]
+                scope["owner"] = self._owner(scope["headers"])
         except Refusal as refusal:
             return refused(refusal, path)
         return None
@@ -78,25 +98,48 @@ class Guard:
     def _check_origin(self, origin: str | None, host: str) -> None:
         if origin is None or origin in self._settings.origins or "*" in self._settings.origins:
             return
-        parts = urlsplit(origin)
-        if parts.netloc and parts.netloc.lower() == host.lower():
-            return
+        with contextlib.suppress(ValueError):  # it is no URL
+            parts = urlsplit(origin)
+            if parts.netloc and parts.netloc.lower() == host.lower():
+                return
         raise Refusal(403, "pages of another origin may not use this server (--allowed-origin)")
 
-    def _owner(self, headers: Headers) -> str:
+    def _owner(self, headers: RawHeaders) -> str:
         """Whose request this is: the number of its key. Raises Refusal without one."""
-        if not self._keys:
+        if not self._owners:
             return ""
-        given = headers.get("x-api-key") or ""
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            given = token.strip()
-        # Headers come as latin-1; and all keys are compared, in constant time.
-        data = given.encode("latin-1", "replace")
-        equal = [hmac.compare_digest(data, key) for key in self._keys]
-        if not any(equal):
+        owner = self._owners.get(_digest(_key_in(headers)))
+        if owner is None:
             raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
-        return f"key {equal.index(True)}"
+        return owner
+
+
+def _key_in(headers: RawHeaders) -> bytes:
+    """The key that a request has."""
+    found = b""
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                return token.strip()
+        elif name == b"x-api-key":
+            found = value
+    return found
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+async def _nothing(*_: Any) -> None:
+    """An application that is never called."""
+
+
+def _check_site(headers: Headers) -> None:
+    """Refuses what a browser asks for because a foreign page says so, without an Origin: an image
+    or a script. Raises Refusal."""
+    if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        raise Refusal(403, "pages of another origin may not use this server (--allowed-origin)")
 
 
 def owner_key(owner: str, settings: Settings) -> bytes:
@@ -106,7 +149,8 @@ def owner_key(owner: str, settings: Settings) -> bytes:
 
 
 class Guarded:
-    """An ASGI application that a guard stands before. turn: waits until a sender may ask."""
+    """An ASGI application that a guard stands before. turn: waits until a sender may ask, and
+    raises Refusal. Nothing is done for a client that has gone meanwhile."""
 
     def __init__(self, app: ASGIApp, guard: Guard, turn: Callable[[str], Awaitable[None]]):
         self._app, self._guard, self._turn = app, guard, turn
@@ -116,7 +160,12 @@ class Guarded:
             await self._app(scope, receive, send)
             return
         at_once = self._guard.answer(scope)
-        await self._turn(scope["sender"])
+        try:
+            await self._turn(scope["sender"])
+        except Refusal as refusal:
+            at_once = refused(refusal, scope["path"])
+        if GONE in scope and scope[GONE]():
+            return
         if at_once is not None:
             await at_once(scope, receive, send)
             return
@@ -184,28 +233,47 @@ def refused(refusal: Refusal, path: str) -> Response:
 
 
 class Arriving:
-    """Bytes of all bodies that are arriving, or are read: many clients may send slowly what each
-    may send, and each may send many."""
+    """Bodies that are arriving, or are read: many clients may send slowly what each may send, and
+    each may send many. When they are too many, the oldest that still arrives of who has most bytes
+    of such is given up."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
         self._of: Counter[str] = Counter()  # by sender
+        self._open: dict[str, dict[Body, None]] = {}  # those that still arrive, oldest first
 
-    def add(self, sender: str, n_bytes: int, settings: Settings) -> None:
-        """Counts more bytes, which `drop` must be told of. Raises Refusal if they are too many."""
+    def add(self, body: "Body", n_bytes: int, settings: Settings) -> None:
+        """Counts more bytes of a body, until `drop`. Raises Refusal if they are too many."""
+        sender = body.sender
+        self._open.setdefault(sender, {})[body] = None
+        body.n_counted += n_bytes
         self.n_bytes += n_bytes
         self._of[sender] += n_bytes
-        if self.n_bytes > settings.max_bodies:
-            raise Refusal(503, "the server has no room for this body now")
         if self._of[sender] > max(settings.max_body, settings.max_bodies // 4):
             raise Refusal(429, "too many bodies of this client are arriving at the same time")
+        while self.n_bytes > settings.max_bodies:
+            most = max(self._open, key=self._of.__getitem__)
+            if self._of[most] <= self._of[sender]:
+                raise Refusal(503, "the server has no room for this body now")
+            lost = next(iter(self._open[most]))
+            self.drop(lost)
+            lost.give_up()
 
-    def drop(self, sender: str, n_bytes: int) -> None:
-        """Counts bytes no more."""
+    def arrived(self, body: "Body") -> None:
+        """All of it is here; it counts until `drop`."""
+        of = self._open.get(body.sender, {})
+        of.pop(body, None)
+        if not of:
+            self._open.pop(body.sender, None)
+
+    def drop(self, body: "Body") -> None:
+        """Counts a body no more."""
+        self.arrived(body)
+        n_bytes, body.n_counted = body.n_counted, 0
         self.n_bytes -= n_bytes
-        self._of[sender] -= n_bytes
-        if not self._of[sender]:
-            del self._of[sender]
+        self._of[body.sender] -= n_bytes
+        if not self._of[body.sender]:
+            del self._of[body.sender]
 
 
 class Body:
@@ -213,37 +281,46 @@ class Body:
 
     def __init__(self, request: Request, settings: Settings, arriving: Arriving):
         self._request, self._settings, self._arriving = request, settings, arriving
-        self._sender = request.scope.get("sender", "")
-        self._n_counted = 0
+        self._scope: anyio.CancelScope | None = None
+        self._lost = False
+        self.sender: str = request.scope.get("sender", "")
+        self.n_counted = 0  # bytes
         self.large = False  # does work on it take more than some milliseconds?
 
     async def read(self) -> bytes:
-        """The bytes. Raises Refusal if it is too large or too slow."""
+        """The bytes. Raises Refusal if it is too large or too slow, or others need its room."""
         settings, body = self._settings, bytearray()
         too_large = Refusal(413, f"the body has more than {settings.max_body} bytes")
         if int(self._request.headers.get("content-length", "0")) > settings.max_body:
             raise too_large
         try:
-            with anyio.fail_after(settings.body_seconds):
+            with anyio.fail_after(settings.body_seconds) as self._scope:
                 async for part in self._request.stream():
                     body += part
-                    self._n_counted += len(part)
-                    self._arriving.add(self._sender, len(part), settings)
+                    self._arriving.add(self, len(part), settings)
                     if len(body) > settings.max_body:
                         raise too_large
         except TimeoutError:
             raise Refusal(408, f"the body did not arrive in {settings.body_seconds:g} s") from None
         except ClientDisconnect:
             raise Refusal(400, "the client has gone") from None
+        if self._lost:
+            raise Refusal(503, "the server needs the room of this body for those of others")
+        self._arriving.arrived(self)
         data = bytes(body)
         self.large = len(data) > LARGE
         return data
 
+    def give_up(self) -> None:
+        """Ends `read`."""
+        self._lost = True
+        if self._scope is not None:
+            self._scope.cancel()
+
     def close(self) -> None:
         """Counts it no more."""
-        n_bytes, self._n_counted = self._n_counted, 0
-        if n_bytes:
-            self._arriving.drop(self._sender, n_bytes)
+        if self.n_counted:
+            self._arriving.drop(self)
 
 
 async def read_body(

@@ -1,31 +1,63 @@
 """uvicorn's HTTP protocol with limits for clients that send or take nothing."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from .connections import ABORT, GONE, Connections
+from .limits import RawHeaders, sender_of
 from .settings import Settings
 
-# In the scope of a request: closes its connection at once, with what was not sent yet.
-ABORT = "powerinfer.abort"
+# What a chunked body may have beside its data, for each byte of it: "1\r\nx\r\n" is a chunk.
+_AROUND = 8
 
 
-def timed_protocol(settings: Settings) -> type[HttpToolsProtocol]:
+# Does somebody ask too often, by the headers, and the address that they come from?
+Overdue = Callable[[RawHeaders, tuple[str, int] | None], bool]
+
+_TOO_MANY = (
+    b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\ncontent-length: 0\r\n"
+    b"connection: close\r\n\r\n"
+)
+
+
+def timed_protocol(
+    settings: Settings, connections: Connections, overdue: Overdue
+) -> type[HttpToolsProtocol]:
     """A protocol that closes connections whose request line and headers take too long or are too
-    large, and those whose clients take nothing of a response."""
+    large, those whose clients take nothing of a response, and those that are too many.
+
+    Trailers of a body are dropped: nothing here asks for them, and uvicorn would keep them all.
+    Who asks too often is refused as soon as its headers are here: all that comes after them takes
+    the event loop several times as long.
+    """
 
     class Timed(HttpToolsProtocol):
+        holder = ""
         _headers_due: asyncio.TimerHandle | None = None
         _in_headers = False
+        _in_body = False
+        _refused = False  # all that comes on this connection
         _n_bytes = 0  # of headers that are not complete
+        _n_around = 0  # of the body that arrives: what is no data, less what it may have
         _running: RequestResponseCycle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._expect_headers()
+            self.holder = sender_of(self.client)
+            if connections.add(self):
+                self._expect_headers()
+            else:
+                transport.abort()
+
+        def abort(self) -> None:
+            """Closes the connection at once."""
+            self.transport.abort()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            connections.drop(self)
             self._got_headers()
             super().connection_lost(exc)
             # self.cycle is the latest request. If several came at once, another one is running.
@@ -43,23 +75,52 @@ def timed_protocol(settings: Settings) -> type[HttpToolsProtocol]:
                 self._n_bytes += len(data)
                 if self._n_bytes > settings.max_headers:
                     self._close()
+            elif self._in_body:
+                self._n_around += len(data)
+                if self._n_around > settings.max_headers + len(data):
+                    self._close()
 
         def on_message_begin(self) -> None:
             self._in_headers, self._n_bytes = True, 0
             super().on_message_begin()
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self._in_headers:
+                super().on_header(name, value)
+
         def on_headers_complete(self) -> None:
-            self._in_headers = False
+            self._in_headers, self._in_body, self._n_around = False, True, 0
             self._got_headers()
-            super().on_headers_complete()
+            self._refused = self._refused or overdue(self.headers, self.client)
+            if not self._refused:
+                super().on_headers_complete()
+            elif not self.transport.is_closing():
+                self.transport.write(_TOO_MANY)
+                self.transport.close()
+
+        def on_body(self, body: bytes) -> None:
+            self._n_around -= (1 + _AROUND) * len(body)
+            if not self._refused:
+                super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._in_body = False
+            if self._refused:
+                return
+            if not self.cycle.response_complete:
+                connections.busy(self)
+            super().on_message_complete()
 
         def on_response_complete(self) -> None:
+            if not self.pipeline and not self.transport.is_closing():
+                connections.idle(self)
             super().on_response_complete()
             self._expect_taken()
 
         def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
             self._running = cycle
-            cycle.scope[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+            more: dict[str, Any] = cycle.scope  # type: ignore[assignment]
+            more[ABORT], more[GONE] = self.transport.abort, lambda: cycle.disconnected
             super()._start_asgi_task(cycle, app)
 
         def _expect_headers(self) -> None:

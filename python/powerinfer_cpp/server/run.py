@@ -12,9 +12,10 @@ import uvicorn
 
 from ..core.log import tell
 from ..core.printable import printable
-from ..core.system import allow_many_files
+from ..core.system import allow_many_files, n_open_files
 from ..text.chat import FALLBACK
 from .app import Server
+from .connections import BACKLOG, Connections, most_of
 from .errors import log
 from .protocol import timed_protocol
 from .settings import Settings
@@ -112,9 +113,13 @@ class Uvicorn(uvicorn.Server):
     """Ends when a model cannot be loaded, and says when all can be used."""
 
     def __init__(self, server: Server, sockets: Sequence[socket.socket], verbose: bool = False):
+        most = server.settings.max_connections
+        self.connections = Connections(most_of(n_open_files()) if most is None else most)
         config = uvicorn.Config(
             server.app,
-            http=timed_protocol(server.settings),
+            http=timed_protocol(server.settings, self.connections, server.overdue),
+            backlog=BACKLOG,
+            proxy_headers=False,  # the guard reads them
             loop="auto",  # uvloop where there is one
             ws="none",
             access_log=verbose,

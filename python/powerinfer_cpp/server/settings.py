@@ -9,12 +9,14 @@ class Settings:
 
     api_keys: whoever has none of them is refused; empty: anybody is served. hosts: names in the
     header Host that are this server; empty: only loopback names and addresses. origins: of pages
-    that may use it, beside its own. Sizes are bytes, times seconds.
+    that may use it, beside its own. proxies: addresses and networks whose X-Forwarded-For says who
+    asks; None: this machine's. Sizes are bytes, times seconds.
     """
 
     api_keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    proxies: tuple[str, ...] | None = None
     max_body: int = 8 << 20
     max_bodies: int = 256 << 20  # of all bodies that are arriving
     max_depth: int = 64  # of JSON
@@ -22,6 +24,8 @@ class Settings:
     send_seconds: float = 30.0  # for a client to take what it was sent
     header_seconds: float = 10.0
     max_headers: int = 64 << 10
+    max_connections: int | None = None  # None: as many as the process may have, but for a rest
+    max_turns: int = 256  # requests of a client that wait since it asks too often
     max_n: int = 64
     max_stops: int = 32
     max_stop_length: int = 1024
