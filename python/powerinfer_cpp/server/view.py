@@ -173,7 +173,7 @@ class _Ran:
     tiers: np.ndarray | None
 
 
-@dataclass
+@dataclass(eq=False)  # two that have seen the same are two
 class _Watcher:
     """What a watcher has not been sent, by request."""
 
