@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 import serving
 from powerinfer_cpp.run.generation import Generation
-from powerinfer_cpp.run.pace import BESIDE, BURST, LEAST_SHARE, MASK_BURST, Pace, share
+from powerinfer_cpp.run.pace import (
+    BESIDE,
+    BURST,
+    CHOICE_BURST,
+    LEAST_SHARE,
+    MASK_BURST,
+    Pace,
+    share,
+)
 from powerinfer_cpp.run.requests import Request
 from powerinfer_cpp.run.scheduler import MASK_SECONDS
 from powerinfer_cpp.server import app, status
@@ -295,6 +303,42 @@ def test_masks_take_a_share_of_the_time(
     monkeypatch.setattr(Generation, "foresee", spied)
     desk.wait(together(served, held("a"), asked(served, "b", 24, "The dog")))
     assert begun and set(begun) == {"alone"}
+
+
+def test_choosing_takes_a_share_of_the_time(
+    served: ServedModel, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who needs long to choose tokens misses steps, as long as others write."""
+    pace = served.scheduler._pace
+    monkeypatch.setattr(pace.choices, "earn", lambda seconds: None)
+    slow = asked(served, "a", 24)
+    want = together(served, slow)[0]
+    desk.wait([want])
+
+    def make() -> Any:
+        def choose(ids: Any, scores: Any) -> Any:
+            spin(CHOICE_BURST / 4)
+            return scores
+
+        return choose
+
+    slow = Request(**{**vars(slow), "processors": make})
+    beside, other = together(served, slow, asked(served, "b", 60, "The dog"))
+    desk.wait([other])
+    n_beside = beside.n_tokens
+    desk.wait([beside])
+    assert n_beside <= 5 and beside.ended > other.ended
+    assert desk.text(beside) == desk.text(want)
+    assert pace.choices.spent("b") < CHOICE_BURST <= pace.choices.spent("a")
+    assert Pace().may_choose("a") and not pace.may_choose("a") and pace.may_choose("b")
+
+
+def test_samplers_count(served: ServedModel, desk: Desk) -> None:
+    [ticket] = together(served, asked(served, "s", 8))
+    desk.wait([ticket])
+    assert served.scheduler._pace.choices.spent("s") >= 0
+    sampler = served.runtime.samplers.make(served.request("x").params, 0, ())
+    assert sampler.seconds == 0
 
 
 # ---- The server ----
