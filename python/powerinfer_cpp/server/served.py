@@ -146,7 +146,7 @@ class ServedModel:
             most = 0 if max_tokens == 0 else n_following(len(ids), self.n_ctx, max_tokens)
             # Now these refuse what they cannot use.
             self.runtime.samplers.make(params or Sampling(), 0, (), last_n)
-            self.prompts.processors(None, logit_bias, grammar)
+            self.prompts.processors(None, logit_bias, grammar, limit)
             if grammar is not None:
                 grammar.check(self.prompts.vocabulary)
             stops = stop_bytes(stop)

@@ -112,14 +112,19 @@ class GrammarProcessor:
 
     def __init__(self, compiled: str, vocabulary: Vocabulary):
         self._vocabulary, self._matcher = vocabulary, vocabulary.matcher(compiled)
-        self._n_seen: int | None = None
+        self._n_seen: int | None = None  # ids that the matcher knows, or that it never sees
+        self._n_asked = -1  # ids of the last mask
+
+    def begin(self, n: int) -> None:
+        """Tokens behind the first n ids count as generated; before the first call."""
+        self._n_seen = n
 
     def begin_mask(self, input_ids: np.ndarray) -> None:
         """Begins the mask for these ids, which is computed in the meantime."""
-        if self._n_seen != len(input_ids):
-            begin = len(input_ids) if self._n_seen is None else self._n_seen
-            self._n_seen = len(input_ids)
-            self._matcher.ask(input_ids[begin:].tolist())
+        if self._n_asked != len(input_ids):
+            known = len(input_ids) if self._n_seen is None else self._n_seen
+            self._n_seen = self._n_asked = len(input_ids)
+            self._matcher.ask(input_ids[known:].tolist())
 
     def mask_ready(self, seconds: float) -> bool:
         """Would a call with the prepared ids return at once? Waits so long for it."""

@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,15 @@ class Vocabulary:
         self._tokens = [model.text(i) for i in ids]
         self._forks: _Forks | None = None
         self._here: Any = None
+        self._past: dict[tuple[str, str], dict[str, np.ndarray]] = {}
         self._lock = threading.Lock()
+
+    def going_past(self, mark: str, left: str) -> Mapping[str, np.ndarray]:
+        """Tokens that end a mark and go on with something else than white space or the beginning of
+        `left`: their ids, by what of the mark stands before them."""
+        if (mark, left) not in self._past:
+            self._past[mark, left] = going_past(self._tokens, mark, left)
+        return self._past[mark, left]
 
     def matcher(self, grammar: str) -> "Matcher":
         """A grammar in llguidance's notation, at the beginning of a text."""
@@ -83,6 +91,23 @@ class Vocabulary:
             if self._here is None:
                 self._here = matchers.tokenizer(self._tokens, self.eos)
             return self._here
+
+
+def going_past(tokens: Sequence[bytes], mark: str, left: str) -> dict[str, np.ndarray]:
+    """`Vocabulary.going_past` of these tokens, whose ids are their numbers."""
+    parts = [(mark[:n], mark[n:]) for n in range(len(mark))]
+    last = mark.encode("utf-8")[-1:]
+    found: dict[str, list[int]] = {}
+    for token, data in enumerate(tokens):
+        if last not in data[:-1]:
+            continue
+        text = data.decode("utf-8", "ignore")
+        for before, end in parts:
+            at = text.find(end) if not before else 0 if text.startswith(end) else -1
+            rest = text[at + len(end) :]
+            if at >= 0 and rest.strip() and not left.startswith(rest):
+                found.setdefault(before, []).append(token)
+    return {before: np.array(ids, dtype=np.intp) for before, ids in found.items()}
 
 
 class _Forks:

@@ -22,7 +22,7 @@ from .infill import FimTokens, fim_tokens, infill_ids
 from .logprobs import Choice, Placed
 from .masks import Vocabulary
 from .thinking import Thinking
-from .thought_limit import ThoughtLimit, ThoughtProcessor
+from .thought_limit import ThoughtLimit, ThoughtProcessor, Waiting
 from .tool_chat import Turn, control_tokens, prepare
 from .tools import ToolRequest
 
@@ -105,6 +105,10 @@ class Prompts:
         with self._in_use:
             return None if self._model.ends(token) else self._model.text(token)
 
+    def _text_bytes(self, token: int) -> bytes:
+        with self._in_use:
+            return self._model.text(token)
+
     def any_bytes(self, token: int) -> bytes:
         """Bytes of a token, also of a control token."""
         with self._in_use:
@@ -166,9 +170,10 @@ class Prompts:
             raise ValueError("grammar must be a LlamaGrammar, LlamaGrammar.from_string for example")
         held = None if grammar is None else grammar.processor(self.vocabulary)
         if limit is not None:
+            waiting = None if held is None else Waiting(held, self.vocabulary)
             special = partial(self.behind, special=True)
-            held = ThoughtProcessor(limit, held, self.any_bytes, special)
-        if held is not None:
+            found.append(ThoughtProcessor(limit, waiting, self._text_bytes, special))
+        elif held is not None:
             found.append(held)
         return found or None
 

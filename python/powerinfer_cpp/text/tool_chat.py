@@ -69,7 +69,8 @@ def prepare(
     forced = request is not None and request.forced
     if forced and grammar is not None:
         raise ValueError("tool_choice forces a call, so there can be no other grammar")
-    messages, begun = _begun(messages, thinking, forced or grammar is not None)
+    constrained = forced or grammar is not None
+    messages, begun = _begun(messages, thinking, constrained)
     prompt, style = _prompt(chat_format, messages, request, thinking)
     shared = []
     for other in _others(messages) if compare else ():
@@ -78,18 +79,22 @@ def prepare(
             shared.append(_common(prompt.text, said))
     tags: Thoughts | None = getattr(chat_format, "thoughts", None)
     text = prompt.text if begun is None else prompt.text + _beginning(begun, tags, prompt.text)
-    if tags is not None and thinking.on is False and tags.opened_by(text):
-        text += tags.tail  # the template knows no way to turn thoughts off
+    harmony = tags is HARMONY_THOUGHTS
+    closes = tags is not None and tags.opened_by(text)
+    # The template knows no way to turn thoughts off; or they are a message, which a call ends.
+    closes = closes and (thinking.on is False or (harmony and constrained))
+    if closes:
+        text += f"{tags.closing}{NEXT}" if harmony else tags.tail
+    answers = harmony and not forced and bool(closes or grammar or begun and begun["content"])
+    text += FINAL if answers and begun is None else ""
     thinks = begun is not None and not begun["content"] and "reasoning_content" in begun
     opened = tags is not None and (tags.opened_by(text) or thinks)
+    waits = opened and constrained
     if forced and not style.can_force(request):
         style = HERMES
-    parser = _parser(style, request, None if thinking.raw else tags, opened)
-    if tags is HARMONY_THOUGHTS:  # a parser of its own, which sees how the answer begins
-        answers = bool(grammar or begun and begun["content"])
-        text += FINAL if answers and begun is None else ""
-        if parser is not None and (answers or thinks):
-            parser.push(FINAL if answers else tags.head)
+    parser = _parser(style, request, tags, opened, waits, thinking.raw)
+    if harmony and parser is not None and (answers or opened):  # it sees how the answer begins
+        parser.push(FINAL if answers else tags.head)
     shown = control(_control(style, request, tags)) if parser or tags else {}
     if forced:
         assert request is not None
@@ -101,9 +106,11 @@ def prepare(
             parser.push(style.begin)
         grammar = LlamaGrammar.from_tool_calls(calls, shown)
     limit = None
-    if tags is not None and (thinking.budget is not None or (opened and grammar is not None)):
-        limit = ThoughtLimit(tags, opened, thinking.budget)
-    return Turn(text, prompt.stop, grammar, parser, shown, prompt.criteria, limit, tuple(shared))
+    if tags is not None and (waits if constrained else thinking.budget is not None):
+        limit = ThoughtLimit(tags, opened, thinking.budget, shown)
+    # A grammar says where its text ends, which may have the words of the format in it.
+    stop = [] if constrained else prompt.stop
+    return Turn(text, stop, grammar, parser, shown, prompt.criteria, limit, tuple(shared))
 
 
 _OTHER = "\ue000"  # a text that begins like no other
@@ -130,18 +137,27 @@ def _common(a: str, b: str) -> int:
 # What gpt-oss knows instead.
 _KNOWN_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 FINAL = "<|channel|>final<|message|>"  # where gpt-oss answers
+NEXT = "<|start|>assistant"  # what its next message begins with
 
 
 def _parser(
-    style: Style, request: ToolRequest | None, tags: Thoughts | None, opened: bool
+    style: Style,
+    request: ToolRequest | None,
+    tags: Thoughts | None,
+    opened: bool,
+    waits: bool,
+    raw: bool,
 ) -> Parser | None:
-    """What reads the answer; tags: None if thoughts stay in it."""
+    """What reads the answer. waits: a grammar waits for the end of thoughts, which then have no
+    calls. raw: thoughts stay in the answer."""
     names = request.names if request is not None else frozenset()
+    split = tags is not None and not raw
     if style is HARMONY:
-        plain = tags is None and request is None
-        return None if plain else HarmonyParser(names, split=tags is not None)
+        return None if not split and request is None else HarmonyParser(names, split=split)
     calls = ToolParser(style, names, tools=request.tools) if request is not None else None
-    return calls if tags is None else ThoughtParser(tags, opened, calls)
+    if tags is None or (raw and not (waits and calls)):
+        return calls
+    return ThoughtParser(tags, opened, calls, quotes=waits, raw=raw)
 
 
 def _control(style: Style, request: ToolRequest | None, tags: Thoughts | None) -> list[str]:

@@ -12,23 +12,34 @@ class ThoughtParser(ByStates):
 
     opened: the prompt ends with the opening tag. calls: a call that begins among the thoughts ends
     them, since some models leave out the closing tag there. White space around thoughts is dropped,
-    and so are the tags around the answer's text. Tags elsewhere are text.
+    and so are the tags around the answer's text. Tags elsewhere are text. quotes: calls among the
+    thoughts are part of them. raw: thoughts that the prompt opens are content, with their tag.
     """
 
-    def __init__(self, tags: Thoughts, opened: bool = False, calls: ToolParser | None = None):
+    def __init__(
+        self,
+        tags: Thoughts,
+        opened: bool = False,
+        calls: ToolParser | None = None,
+        quotes: bool = False,
+        raw: bool = False,
+    ):
         self._tags, self._calls = tags, calls
         self._held = ""
         self._space: list[str] = []  # within thoughts: dropped at their ends
         self._any = False  # is there a thought yet?
-        self._at = self._think if opened else self._begin
+        self._at = self._begin if not opened else self._keep if raw else self._think
         self._leads = tags.leads
-        self._marks = (tags.closing, calls.opening) if calls and calls.opening else (tags.closing,)
+        ends = calls is not None and calls.opening and not quotes
+        self._marks = (tags.closing, calls.opening) if ends else (tags.closing,)
 
     def finish(self) -> list[Event]:
         """The rest, at the end of the answer."""
         held, self._held = self._held, ""
         if self._at == self._think:
             return self._thought(held)
+        if self._at == self._keep:
+            return [Content(held)] if held else []
         if self._at == self._call:
             return self._among(self._calls.push(held)) + self._among(self._calls.finish())
         over = (self._tags.last,) if self._at == self._answer else (*self._leads, "")
@@ -51,6 +62,16 @@ class ThoughtParser(ByStates):
         if len(self._held) > _MOST_SPACE or not any(tag.startswith(text) for tag in tags):
             self._at = self._lead
         return []
+
+    def _keep(self) -> list[Event]:
+        """Thoughts that are content."""
+        text, closing = self._held, self._tags.closing
+        at = text.find(closing)
+        n = len(text) - unfinished(text, (closing,)) if at < 0 else at + len(closing)
+        self._held = text[n:]
+        if at >= 0:
+            self._at = self._answer
+        return [Content(text[:n])] if n else []
 
     def _think(self) -> list[Event]:
         text = self._held
