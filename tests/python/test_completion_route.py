@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import serving
-from powerinfer_cpp.server.dialects.native import TimeLimit, nested
+from powerinfer_cpp.server.dialects.asked import TimeLimit
+from powerinfer_cpp.server.dialects.native import nested
 
 from powerinfer_cpp import Llama
 
@@ -211,14 +212,14 @@ def test_grammars(running: serving.InThread) -> None:
 def test_time_limit(running: serving.InThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends a text that has a line break, and no other."""
     now = [0.0]
-    monkeypatch.setattr("powerinfer_cpp.server.dialects.native.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("powerinfer_cpp.server.dialects.asked.time.monotonic", lambda: now[0])
 
     limit = TimeLimit(lambda token, first: b"\n" if token == 9 else b"a", 1.0)
     said = []
     for i, ids in enumerate(([9], [9, 1], [9, 1, 9], [9, 1, 9, 1])):
         now[0] = 0.7 * i
         said.append(limit(np.array(ids), np.zeros(1)))
-    assert said == [False, False, True, True] and limit.over
+    assert said == [False, False, True, True]
     body = {**BODY, "t_max_predict_ms": 1, "n_cmpl": 2}
     error = serving.refused(running.post("completion", body))
     assert error["param"] == "t_max_predict_ms"

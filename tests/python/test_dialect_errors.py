@@ -217,13 +217,12 @@ def test_keys(model_path: Path) -> None:
 @pytest.mark.parametrize("path", ["v1/messages", "v1/responses"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_ends_when_the_client_goes_away(running: serving.InThread, path: str, stream: bool) -> None:
-    said = {"messages": user(), "max_tokens": 900}
-    if path == "v1/responses":
-        said = {"input": ASK, "max_output_tokens": 900}
     # It never ends by itself: no token ends a text that has to go on.
     schema = {"type": "object", "properties": {"a": {"type": "string", "minLength": 5000}}}
     wanted = {"type": "json_schema", "name": "x", "schema": {**schema, "required": ["a"]}}
-    said |= {"output_config": {"format": wanted}, "text": {"format": wanted}}
+    said = {"messages": user(), "max_tokens": 900, "output_config": {"format": wanted}}
+    if path == "v1/responses":
+        said = {"input": ASK, "max_output_tokens": 900, "text": {"format": wanted}}
     connection = running.ask(path, {"model": "x", "stream": stream, **said})
     serving.wait_for(lambda: not running.idle)
     before = running.model.scheduler.done.n_requests

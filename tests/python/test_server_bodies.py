@@ -151,7 +151,6 @@ def test_bytes_that_are_no_text(running: serving.InThread) -> None:
         {"grammar": "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000},
         {"grammar": 'root ::= root "a" | root'},
         {"grammar": "x" * (2 << 20)},
-        {"grammar": ""},
         {"prompt": "x" * (4 << 20)},
         {"prompt": [5] * 300},
     ],

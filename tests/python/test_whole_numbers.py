@@ -38,7 +38,8 @@ def whole_fields() -> Iterator[tuple[type, str]]:
     for body in BODIES:
         for field in inspect.type_info(body).fields:
             kinds = parts(field.type)
-            if any(isinstance(kind, inspect.IntType) for kind in kinds):
+            used = field.encode_name not in getattr(body, "UNUSED", ())
+            if used and any(isinstance(kind, inspect.IntType) for kind in kinds):
                 yield body, field.encode_name
 
 

@@ -64,10 +64,17 @@ def has_masks(processor: LogitsProcessor | None) -> bool:
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):
-    """Ends the generation when any member returns true."""
+    """Ends the generation when any member returns true. reason: why it has ended, "stop", or what
+    the member that ended it says in its own `reason`."""
+
+    reason = "stop"
 
     def __call__(self, input_ids: Ids, logits: Scores) -> bool:
-        return any(criterion(input_ids, logits) for criterion in self)
+        for criterion in self:
+            if criterion(input_ids, logits):
+                self.reason = getattr(criterion, "reason", "stop")
+                return True
+        return False
 
 
 class MinTokensLogitsProcessor:

@@ -142,7 +142,8 @@ class Generation:
         if of.limit == 0:  # only the prompt was asked for
             return Piece("", "length", 0)
         if of.criteria is not None and of.criteria(self.ids.all, logits.copy()):
-            return Piece("", "stop", 0) if self.writer is None else self.writer.finish()
+            reason = getattr(of.criteria, "reason", "stop")
+            return Piece("", reason, 0) if self.writer is None else self.writer.finish(reason)
         piece = None
         if self.writer is not None:
             self.fresh.append(token)

@@ -74,7 +74,10 @@ WORK_BURST, REQUEST_BURST, REQUEST_SECONDS = 0.5, 0.5, 0.001
 TOLD_SECONDS = 0.1  # for so long what a server tells may be told again, while texts are written
 REFUSED_SECONDS = 0.25  # until a client is told that it asks for too much at once
 # Fields that ask for a grammar.
-_WITH_GRAMMAR = ("grammar", "response_format", "tools", "text", "output_config", "json_schema")
+_WITH_GRAMMAR = (
+    *("grammar", "response_format", "tools", "text", "output_config", "output_format"),
+    "json_schema",
+)
 
 Kind, Made = TypeVar("Kind"), TypeVar("Made")
 Serve = Callable[[Request], Awaitable[Response]]

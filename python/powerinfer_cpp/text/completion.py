@@ -145,9 +145,9 @@ class Writer:
             return None
         return Piece(piece, None, self.n_tokens, self._waiting.certain(self._n_chars))
 
-    def finish(self) -> Piece:
+    def finish(self, reason: str = "stop") -> Piece:
         """The last piece, where no more tokens come."""
-        return Piece(self._text.finish(), "stop", self.n_tokens, self._waiting.rest(None))
+        return Piece(self._text.finish(), reason, self.n_tokens, self._waiting.rest(None))
 
 
 def events(parser: tools.Parser | None, part: Piece) -> list[tools.Event]:

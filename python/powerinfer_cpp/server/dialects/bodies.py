@@ -1,10 +1,11 @@
 """The bodies of requests, checked; OpenAI's, and what others share with them.
 
-Fields that nobody here knows are ignored.
+Fields that ask for a constraint or a limit are obeyed or refused (foreign.py); others that nobody
+here knows are ignored.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -12,6 +13,7 @@ from ...core.sampling import Sampling
 from ...text.thinking import Thinking
 from ..errors import Refusal
 from ..settings import Settings
+from . import foreign
 from .whole import converted, decoded
 
 # A template is a program: it comes with the model, and not from clients.
@@ -25,6 +27,10 @@ Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 # Each is looked for in the whole vocabulary.
 FewTexts = Annotated[list[str], msgspec.Meta(max_length=32)]
+Letters = Annotated[str, msgspec.Meta(max_length=32)]
+LastN = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
+TokenName = Annotated[str, msgspec.Meta(pattern="^[0-9]+$")]
+Pairs = Annotated[list[Any], msgspec.Meta(min_length=2, max_length=2)]
 Texts = str | list[str]
 Inputs = str | list[str | int | list[int]]
 
@@ -36,10 +42,41 @@ class ScaledAdapter(msgspec.Struct, kw_only=True):
     scale: float
 
 
+class _Wanted(msgspec.Struct, kw_only=True):
+    """`thinking` of a type that thinks."""
+
+    budget_tokens: Count | None = None
+
+
+class _Off(msgspec.Struct):
+    """`thinking` of the type that does not."""
+
+
+class _Reasoning(msgspec.Struct, kw_only=True):
+    """`reasoning`, as far as it decides something here."""
+
+    enabled: bool | None = None
+    effort: str | None = None
+    max_tokens: Count | None = None
+
+
+_THINKING: Mapping[str, Any] = {"enabled": _Wanted, "adaptive": _Wanted, "disabled": _Off}
+# Names of a budget of thoughts, the first that is given counts: ours, and those of llama.cpp, of
+# vLLM and of Qwen's service.
+_BUDGETS = (
+    "reasoning_budget",
+    "thinking_budget_tokens",
+    "reasoning_budget_tokens",
+    "thinking_token_budget",
+    "thinking_budget",
+)
+
+
 class Thinks(msgspec.Struct, kw_only=True):
     """What chats of all dialects say of thoughts, and of how an answer begins. None: the default.
 
-    thinking_budget_tokens: llama.cpp's name of reasoning_budget.
+    thinking_: Anthropic's and others' object, or true or false. reasoning: that of OpenAI's
+    responses and OpenRouter.
     """
 
     chat_template_kwargs: dict[str, Any] | None = None
@@ -47,34 +84,95 @@ class Thinks(msgspec.Struct, kw_only=True):
     reasoning_effort: str | None = None
     reasoning_budget: int | None = None
     thinking_budget_tokens: int | None = None
+    reasoning_budget_tokens: int | None = None
+    thinking_token_budget: int | None = None
+    thinking_budget: int | None = None
     reasoning_format: str | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    thinking_: dict[str, Any] | bool | None = msgspec.field(name="thinking", default=None)
+    reasoning: dict[str, Any] | None = None
 
-    def thinking(self, default: Thinking, **of_dialect: Any) -> Thinking:
-        """The setting. of_dialect: what the dialect says in its own words, which counts more.
-        Raises Refusal."""
-        budget = self.reasoning_budget
+    def thinking(self, default: Thinking, effort: object = None) -> Thinking:
+        """The setting. effort: what the dialect says in its own words. What objects say counts more
+        than single fields. Raises Refusal."""
+        budgets = (getattr(self, name) for name in _BUDGETS)
         given = {
             "chat_template_kwargs": self.chat_template_kwargs,
             "enable_thinking": self.enable_thinking,
             "reasoning_effort": self.reasoning_effort,
-            "reasoning_budget": self.thinking_budget_tokens if budget is None else budget,
+            "reasoning_budget": next((each for each in budgets if each is not None), None),
             "reasoning_format": self.reasoning_format,
             "continue_final_message": self.continue_final_message,
             "add_generation_prompt": self.add_generation_prompt,
         }
-        said = {name: value for name, value in of_dialect.items() if value is not None}
+        said = {**self._of_thinking(), **self._of_reasoning()}
+        said = {name: value for name, value in said.items() if value is not None}
+        said |= {} if effort is None else {"reasoning_effort": effort}
         try:
             return default.asked(**{**given, **said})
         except ValueError as error:
             raise Refusal(400, str(error), str(error).split()[0].rstrip(":")) from None
 
+    def _of_thinking(self) -> dict[str, Any]:
+        if self.thinking_ is None or isinstance(self.thinking_, bool):
+            return {"enable_thinking": self.thinking_}
+        wanted = typed("thinking", self.thinking_, _THINKING)
+        if not isinstance(wanted, _Wanted):
+            return {"enable_thinking": False}
+        check_count(wanted.budget_tokens, "thinking.budget_tokens")
+        return {"enable_thinking": True, "reasoning_budget": wanted.budget_tokens}
+
+    def _of_reasoning(self) -> dict[str, Any]:
+        if self.reasoning is None:
+            return {}
+        try:
+            wanted = converted(self.reasoning, _Reasoning)
+        except msgspec.ValidationError as error:
+            raise Refusal(400, f"reasoning: {error}", "reasoning") from None
+        found: dict[str, Any] = {"reasoning_effort": wanted.effort}
+        found["reasoning_budget"] = wanted.max_tokens
+        return found if wanted.enabled is None else {**found, "enable_thinking": wanted.enabled}
+
+
+# llama.cpp's letters for samplers.
+_LETTERS = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+    "i": "infill",
+    "a": "adaptive_p",
+}
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+
 
 class Sampled(Thinks, kw_only=True):
-    """What all dialects have in common, beside their own names for it. None: the default."""
+    """What all dialects have in common, beside their own names for it. None: the default.
+
+    UNUSED: fields that a route does not take, though they are here.
+    """
+
+    UNUSED: ClassVar[frozenset[str]] = frozenset()
 
     model: str | None = None
+    # Tokens of a text at most, in the words of each dialect and of llama.cpp.
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    n_predict: int | None = None
+    t_max_predict_ms: float | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    logit_bias: list[Pairs] | dict[str, float | bool] | None = None
+    ignore_eos: bool | None = None
+    repeat_last_n: LastN | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -97,7 +195,7 @@ class Sampled(Thinks, kw_only=True):
     dry_allowed_length: Count | None = None
     dry_penalty_last_n: int | None = None
     dry_sequence_breakers: FewTexts | None = None
-    samplers: FewTexts | None = None  # names in order
+    samplers: FewTexts | Letters | None = None  # names, or letters, in order
     seed: int | None = None
     stream: bool | None = None
     lora: list[ScaledAdapter] | None = None
@@ -107,7 +205,27 @@ class Sampled(Thinks, kw_only=True):
         """The parameters of the sampler."""
         names = Sampling().keywords()
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if isinstance(self.samplers, str):
+            given["samplers"] = [_named(letter) for letter in self.samplers]
         return Sampling(**{**defaults, **given})
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of a text at most: the least that is given; -1: any number, None: not said."""
+        given = [n for name in _LIMITS if (n := getattr(self, name)) is not None]
+        return min((n for n in given if n >= 0), default=-1 if given else None)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long a text with a line break may be written; None: as long as it takes."""
+        given = self.t_max_predict_ms
+        return given / 1e3 if given is not None and given > 0 else None
+
+
+def _named(letter: str) -> str:
+    if letter not in _LETTERS:
+        raise Refusal(400, f"samplers: {letter!r} is none of {', '.join(_LETTERS)}", "samplers")
+    return _LETTERS[letter]
 
 
 class OpenAISampled(Sampled, kw_only=True):
@@ -117,17 +235,16 @@ class OpenAISampled(Sampled, kw_only=True):
     top_p: UpTo1 | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
+    logit_bias: dict[TokenName, float] | None = None
 
 
 class _Texts(OpenAISampled, kw_only=True):
     """What completions and chats have in common."""
 
     n: int | None = None
-    max_tokens: int | None = None
     stop: Texts | None = None
     stream_options: dict[str, Any] | None = None
-    logit_bias: dict[str, float] | None = None
-    grammar: str | None = None
+    n_probs: int | None = None
 
     @property
     def wants_usage(self) -> bool:
@@ -135,8 +252,14 @@ class _Texts(OpenAISampled, kw_only=True):
         return bool((self.stream_options or {}).get("include_usage"))
 
 
+# Of routes that continue texts: thoughts are known to chats alone.
+WITHOUT_CHATS = frozenset(Thinks.__struct_encode_fields__)
+
+
 class CompletionBody(_Texts, kw_only=True):
     """POST /v1/completions."""
+
+    UNUSED = WITHOUT_CHATS
 
     prompt: Inputs = ""
     suffix: str | None = None
@@ -156,8 +279,6 @@ class ChatBody(_Texts, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
-    response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -217,6 +338,8 @@ def decode(data: bytes, kind: type[Body]) -> Body:
     """A body of this kind. Raises Refusal naming what is wrong."""
     try:
         body = decoded(data, kind)
+        if isinstance(body, Sampled):
+            foreign.check(data, {*body.__struct_encode_fields__} - body.UNUSED)
     except msgspec.ValidationError as error:
         raise Refusal(400, str(error), _path(str(error))) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -250,10 +373,6 @@ def check_limits(body: _Texts, settings: Settings) -> None:
     if not 1 <= n <= settings.max_n:
         raise Refusal(400, f"n must be 1 to {settings.max_n}", "n")
     check_stops([body.stop] if isinstance(body.stop, str) else body.stop or [], "stop", settings)
-    if body.logit_bias and len(body.logit_bias) > settings.max_bias:
-        raise Refusal(400, f"logit_bias may have at most {settings.max_bias} tokens", "logit_bias")
-    if body.max_tokens is not None and body.max_tokens < -1:
-        raise Refusal(400, "max_tokens must be at least 0", "max_tokens")
 
 
 def check_stops(stops: Sequence[str], name: str, settings: Settings) -> None:
@@ -263,6 +382,13 @@ def check_stops(stops: Sequence[str], name: str, settings: Settings) -> None:
     length = settings.max_stop_length
     if any(len(stop) > length for stop in stops):
         raise Refusal(400, f"a text of {name} may have at most {length} characters", name)
+
+
+def check_lengths(body: Sampled) -> None:
+    """Refuses limits of tokens that are none."""
+    for name in _LIMITS:
+        if (getattr(body, name) or 0) < -1:
+            raise Refusal(400, f"{name} must be at least 0, or -1 for any number", name)
 
 
 def check_count(n: int | None, name: str) -> None:

@@ -35,13 +35,13 @@ def chat_turn(
 
 
 def chat_request(model: ServedModel, turn: Turn, stops: Sequence[str], **options: Any) -> Request:
-    """The request of a turn. stops: the client's; options: of `ServedModel.request`."""
+    """The request of a turn. stops: the client's; options: of `ServedModel.request`, with the
+    criteria of the turn."""
     return model.request(
         turn.text,
         stop=[*stops, *turn.stop],
         grammar=turn.grammar,
         shown=turn.shown,
-        criteria=turn.criteria,
         limit=turn.limit,
         shared=turn.shared,
         **options,

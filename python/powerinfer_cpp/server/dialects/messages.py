@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...core.errors import about_request
 from ...text.grammar import LlamaGrammar
 from ...text.tool_chat import Turn
 from ...text.tools import Part, Thought
@@ -15,8 +14,8 @@ from ..errors import Refusal
 from ..served import ServedModel
 from ..settings import Settings
 from ..texts import Job, event
+from .asked import constraint, text_options, time_limit
 from .bodies import (
-    Count,
     Sampled,
     TextPart,
     UpTo1,
@@ -52,8 +51,8 @@ class CountBody(Sampled, kw_only=True):
     system: Content | None = None
     tools: list[_Tool] | None = None
     tool_choice: dict[str, Any] | None = None
-    thinking_: dict[str, Any] | None = msgspec.field(name="thinking", default=None)
     output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None  # its name before output_config had a format
     temperature: UpTo2 | None = None  # Anthropic: up to 1
     top_p: UpTo1 | None = None
 
@@ -84,10 +83,6 @@ class _Redacted(msgspec.Struct):
     """Thoughts that only their author can read."""
 
 
-class _Enabled(msgspec.Struct, kw_only=True):
-    budget_tokens: Count | None = None
-
-
 class _Choice(msgspec.Struct, kw_only=True):
     disable_parallel_tool_use: bool | None = None
 
@@ -108,11 +103,6 @@ _OF_ASSISTANT = {
     "thinking": _Thinking,
     "redacted_thinking": _Redacted,
 }
-_THINKING: Mapping[str, Any] = {
-    "enabled": _Enabled,
-    "adaptive": _Redacted,
-    "disabled": _Redacted,
-}
 _CHOICES: Mapping[str, type[_Choice]] = {
     "auto": _Choice,
     "any": _Choice,
@@ -129,15 +119,17 @@ def messages_job(
     check_count(body.max_tokens, "max_tokens")
     stops = body.stop_sequences or []
     check_stops(stops, "stop_sequences", settings)
-    turn = _turn(model, body, _grammar(body.output_config))
+    formats = {
+        "output_config__format": _format("output_config.format", body.output_config),
+        "output_format": _format("output_format", {"format": body.output_format}),
+    }
+    turn = _turn(model, body, constraint(body, **formats))
     request = chat_request(
         model,
         turn,
         stops,
-        max_tokens=body.max_tokens,
-        params=body.sampling(),
-        seed=body.seed,
-        owner=owner,
+        criteria=time_limit(model, body, turn.criteria),
+        **text_options(model, body, settings, owner),
     )
     return Job(model, [request], MessagesForm(turn, name, stops))
 
@@ -156,20 +148,8 @@ def _turn(model: ServedModel, body: CountBody, grammar: LlamaGrammar | None) -> 
     choice, parallel = _choice(body.tool_choice)
     if len(messages) > 1 and messages[-1]["role"] == "assistant":
         _check_begun(messages[-1], grammar, choice)
-    thinking = body.thinking(model.thinking, **_wanted_thoughts(body))
+    thinking = body.thinking(model.thinking, (body.output_config or {}).get("effort"))
     return chat_turn(model, messages, _tools(body.tools), choice, parallel, grammar, thinking)
-
-
-def _wanted_thoughts(body: CountBody) -> dict[str, Any]:
-    """The fields `thinking` and `output_config.effort` in the words of other dialects."""
-    found: dict[str, Any] = {"reasoning_effort": (body.output_config or {}).get("effort")}
-    if body.thinking_ is not None:
-        wanted = typed("thinking", body.thinking_, _THINKING)
-        found["enable_thinking"] = body.thinking_["type"] != "disabled"
-        if isinstance(wanted, _Enabled):
-            check_count(wanted.budget_tokens, "thinking.budget_tokens")
-            found["reasoning_budget"] = wanted.budget_tokens
-    return found
 
 
 def _check_begun(message: Mapping[str, Any], grammar: LlamaGrammar | None, choice: Any) -> None:
@@ -244,15 +224,15 @@ def _choice(given: Mapping[str, Any] | None) -> tuple[Any, bool | None]:
     return _OPENAI_CHOICES[given["type"]], parallel
 
 
-@about_request()
-def _grammar(config: Mapping[str, Any] | None) -> LlamaGrammar | None:
+def _format(where: str, config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The format of a config as a response_format. where: names it in errors."""
     wanted = (config or {}).get("format")
     if wanted is None:
         return None
-    where = "output_config.format"
     if not isinstance(wanted, dict):
         raise Refusal(400, f"{where} must be an object", where)
-    return LlamaGrammar.from_json_schema(typed(where, wanted, {"json_schema": _Format}).schema)
+    schema = typed(where, wanted, {"json_schema": _Format}).schema
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
 class MessagesForm(BlockForm):

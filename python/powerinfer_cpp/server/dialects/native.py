@@ -1,71 +1,48 @@
 """llama.cpp's own completions: POST /completion, whose fields and answers /infill shares."""
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 
-from ...core.errors import about_request
 from ...run.requests import Request, Ticket
 from ...text.completion import Piece
-from ...text.grammar import LlamaGrammar
-from ...text.logprobs import Placed, TokenBytes
+from ...text.logprobs import Placed
 from ..errors import Refusal
 from ..served import ServedModel
 from ..settings import Settings
 from ..texts import Job, event, owners, timings
-from .bodies import Count, Sampled, Texts, check_stops, check_top
+from .asked import constraint, text_options, time_limit
+from .bodies import WITHOUT_CHATS, Count, Sampled, Texts, check_stops, check_top
 
-LastN = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 Entries = Annotated[list[str | int | list[str | int] | dict[str, Any]], msgspec.Meta(min_length=1)]
 Prompts = str | Entries | dict[str, Any]
-Pairs = Annotated[list[Any], msgspec.Meta(min_length=2, max_length=2)]
 
 
 class NativeBody(Sampled, kw_only=True):
-    """What llama.cpp's completions have in common. n_predict: tokens at most, -1: until the context
-    is full; max_tokens is another name for it, as n is for n_cmpl and logprobs for n_probs. A
-    temperature below 0 means 0.
+    """What llama.cpp's completions have in common. Without a limit, a text ends where the context
+    is full. n is another name for n_cmpl, and logprobs for n_probs. A temperature below 0 means 0.
     """
 
-    n_predict: int | None = None
-    max_tokens: int | None = None
+    UNUSED = WITHOUT_CHATS
+
     n_cmpl: int | None = None
     n: int | None = None
-    repeat_last_n: LastN | None = None
     stop: Texts | None = None
-    grammar: str | None = None
-    json_schema: dict[str, Any] | None = None
-    logit_bias: list[Pairs] | dict[str, float | bool] | None = None
-    ignore_eos: bool | None = None
     n_probs: int | None = None
     logprobs: int | bool | None = None
     post_sampling_probs: bool | None = None
     min_keep: Count | None = None
     return_tokens: bool | None = None
     timings_per_token: bool | None = None
-    t_max_predict_ms: float | None = None
     response_fields: list[str] | None = None
-
-    @property
-    def limit(self) -> int:
-        """Tokens at most; -1: no limit."""
-        return next((n for n in (self.n_predict, self.max_tokens) if n is not None), -1)
 
     @property
     def n_texts(self) -> int:
         """Texts for each prompt."""
         return next((n for n in (self.n_cmpl, self.n) if n is not None), 1)
-
-    @property
-    def seconds(self) -> float | None:
-        """How long a text with a line break may be written; None: as long as it takes."""
-        given = self.t_max_predict_ms
-        return given / 1e3 if given is not None and given > 0 else None
 
     @property
     def n_top(self) -> int:
@@ -97,18 +74,12 @@ def native_options(
 ) -> dict[str, Any]:
     """Arguments of `ServedModel.request` for a body. Raises Refusal and ValueError."""
     _check(body, settings)
-    bias = _bias(model, body, settings)
     return {
-        "max_tokens": None if body.limit < 0 else body.limit,
-        "params": body.sampling(),
-        "last_n": body.repeat_last_n,
+        **text_options(model, body, settings, owner, ("n_cmpl", body.n_texts)),
         "stop": body.stop,
-        "seed": body.seed,
         "n": body.n_texts,
         "logprobs": body.n_top or None,
-        "grammar": _grammar(body),
-        "logit_bias": bias or None,
-        "owner": owner,
+        "grammar": constraint(body),
     }
 
 
@@ -116,11 +87,8 @@ def native_request(
     model: ServedModel, body: NativeBody, prompt: str | list[int], options: Mapping[str, Any]
 ) -> Request:
     """The request for a prompt; options: arguments of `ServedModel.request`."""
-    request = model.request(prompt, **options)
-    criteria = (
-        TimeLimit(model.prompts.name_bytes, body.seconds) if body.seconds is not None else None
-    )
-    return replace(request, with_end=True, criteria=criteria)
+    criteria = time_limit(model, body)
+    return replace(model.request(prompt, **options, criteria=criteria), with_end=True)
 
 
 class NativeForm:
@@ -193,10 +161,9 @@ class NativeForm:
         self, i: int, last: Piece, text: str, tokens: Sequence[int], placed: Sequence[Placed]
     ) -> dict[str, Any]:
         request, ticket = self._requests[i], self._tickets[i]
-        n_ids, body = len(request.ids), self._body
+        n_ids, body, n_most = len(request.ids), self._body, self._body.limit
         limit, full = last.reason == "length", n_ids + last.n_tokens >= self._model.n_ctx
-        timed_out = isinstance(request.criteria, TimeLimit) and request.criteria.over
-        ended = "limit" if limit or timed_out else "eos" if last.stop is None else "word"
+        ended = "limit" if limit else "eos" if last.stop is None else "word"
         prompt = self._model.prompts.detokenize(list(request.ids), special=True)
         found = {
             "index": i,
@@ -210,7 +177,7 @@ class NativeForm:
             "generation_settings": self._settings(i),
             "prompt": prompt.decode("utf-8", "replace"),
             "has_new_line": self._new_line[i],
-            "truncated": limit and full and last.n_tokens != body.limit,
+            "truncated": limit and full and last.n_tokens != n_most,
             "stop_type": ended,
             "stopping_word": last.stop or "",
             "tokens_cached": n_ids + last.n_tokens,
@@ -231,8 +198,8 @@ class NativeForm:
             "repeat_last_n": self._model.runtime.samplers.last_n if last_n is None else last_n,
             "seed": request.seed,
             "stop": [stop.decode("utf-8") for stop in request.stops],
-            "n_predict": body.limit,
-            "max_tokens": body.limit,
+            "n_predict": -1 if body.limit is None else body.limit,
+            "max_tokens": -1 if body.limit is None else body.limit,
             "ignore_eos": bool(body.ignore_eos),
             "logit_bias": body.logit_bias or [],
             "n_probs": body.n_top,
@@ -264,27 +231,6 @@ class NativeForm:
         return {"completion_probabilities": told} if told else {}
 
 
-class TimeLimit:
-    """Ends a text so many seconds after its first token, once it has a line break: as
-    `t_max_predict_ms` asks for. For one text. over: has it ended one?"""
-
-    def __init__(self, data: TokenBytes, seconds: float):
-        self._bytes, self._seconds = data, seconds
-        self._began: tuple[float, int] | None = None
-        self._has_line = self.over = False
-
-    def __call__(self, ids: np.ndarray, logits: np.ndarray) -> bool:
-        """Does it end here?"""
-        now = time.monotonic()
-        if self._began is None:
-            self._began = now, len(ids)
-        begin, n_prompt = self._began
-        if not self._has_line and len(ids) > n_prompt:
-            self._has_line = b"\n" in self._bytes(int(ids[-1]), False)
-        self.over = self._has_line and now - begin > self._seconds
-        return self.over
-
-
 def nested(found: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
     """What is found under each path, whose keys are parted by slashes; by the paths."""
     told: dict[str, Any] = {}
@@ -302,8 +248,6 @@ _MISSING = object()
 
 def _check(body: NativeBody, settings: Settings) -> None:
     """Refuses what would take too much, and what is not done here."""
-    if body.limit < -1:
-        raise Refusal(400, "n_predict must be at least -1", "n_predict")
     if not 1 <= body.n_texts <= settings.max_n:
         raise Refusal(400, f"n_cmpl must be 1 to {settings.max_n}", "n_cmpl")
     check_stops([body.stop] if isinstance(body.stop, str) else body.stop or [], "stop", settings)
@@ -313,9 +257,6 @@ def _check(body: NativeBody, settings: Settings) -> None:
         raise Refusal(400, words, "post_sampling_probs")
     if (body.min_keep or 0) > 1:
         raise Refusal(400, "min_keep above 1 is not supported", "min_keep")
-    if body.seconds is not None and body.n_texts > 1:
-        words = "t_max_predict_ms needs n_cmpl 1: each text has a time of its own"
-        raise Refusal(400, words, "t_max_predict_ms")
 
 
 def _prompts_of(
@@ -368,59 +309,3 @@ def _mixed(model: ServedModel, given: Sequence[Any]) -> list[int]:
         else:
             raise Refusal(400, f"ids must be 0 to {model.model.n_vocab - 1}, not {part}", "prompt")
     return ids
-
-
-def _bias(model: ServedModel, body: NativeBody, settings: Settings) -> dict[int | str, float]:
-    """Biases by id, of pairs or a dict whose keys are ids or texts; False: never. Raises
-    Refusal."""
-    given, wrong = body.logit_bias or [], "logit_bias must have an id or a text, and a number"
-    # In JSON's keys, an id is a text.
-    pairs = (
-        [(int(key) if _is_id(key) else key, value) for key, value in given.items()]
-        if isinstance(given, dict)
-        else [tuple(pair) for pair in given]
-    )
-    if len(pairs) > settings.max_bias:
-        raise Refusal(400, f"logit_bias may have at most {settings.max_bias} tokens", "logit_bias")
-    found: dict[int | str, float] = {}
-
-    def add(ids: Sequence[int], bias: float) -> None:
-        for id_ in ids:
-            found[id_] = found.get(id_, 0.0) + bias
-
-    for token, bias in pairs:
-        if isinstance(token, float) and token.is_integer():  # as everywhere in a body
-            token = int(token)
-        if isinstance(bias, bool) and not bias:
-            bias = -math.inf
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or isinstance(token, bool):
-            raise Refusal(400, f"{wrong} or false", "logit_bias")
-        if isinstance(token, str):
-            data = token.encode("utf-8", "surrogatepass")
-            add(model.prompts.tokenize(data, add_bos=False), float(bias))
-        elif isinstance(token, int) and 0 <= token < model.model.n_vocab:
-            add([token], float(bias))
-        else:
-            raise Refusal(400, f"{wrong}; ids are 0 to {model.model.n_vocab - 1}", "logit_bias")
-        if len(found) > settings.max_bias:
-            words = f"logit_bias may have at most {settings.max_bias} tokens"
-            raise Refusal(400, words, "logit_bias")
-    if body.ignore_eos:
-        add(model.prompts.end_tokens, -math.inf)
-    return found
-
-
-def _is_id(key: str) -> bool:
-    digits = key.removeprefix("-")
-    return digits.isascii() and digits.isdigit() and len(digits) < 11
-
-
-@about_request()
-def _grammar(body: NativeBody) -> LlamaGrammar | None:
-    if body.grammar and body.json_schema is not None:
-        raise Refusal(400, "grammar and json_schema exclude each other", "grammar")
-    if body.json_schema is not None:
-        if not body.json_schema:
-            return LlamaGrammar.json_object()
-        return LlamaGrammar.from_json_schema(body.json_schema)
-    return LlamaGrammar.from_string(body.grammar) if body.grammar else None

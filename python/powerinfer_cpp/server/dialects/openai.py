@@ -5,16 +5,15 @@ import copy
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ...core.errors import about_request
 from ...run.requests import Ticket
 from ...text.completion import ChatDicts, CompletionDicts, Dicts, Piece, usage
-from ...text.grammar import LlamaGrammar, response_grammar
 from ..answering import encode
 from ..errors import Refusal
 from ..recorded import check_recorded, packed
 from ..served import ServedModel
 from ..settings import Settings
 from ..texts import Job, event, owners, timings
+from .asked import constraint, text_options, time_limit
 from .bodies import ChatBody, CompletionBody, EmbeddingBody, check_limits, check_top
 from .chats import chat_request, chat_turn
 from .infill import check_suffix
@@ -125,25 +124,27 @@ def completion_job(
     check_suffix(model, body)
     if body.best_of not in (None, 1, body.n):
         raise Refusal(400, "best_of is not supported", "best_of")
-    n_top = check_top(None if body.logprobs is False else body.logprobs, "logprobs", settings)
+    asked = body.n_probs or None if body.logprobs is None else body.logprobs
+    n_top = check_top(None if asked is False else asked, "logprobs", settings)
     prompts = prompts_of(body.prompt, settings, "prompt")
     n = body.n or 1
+    options = text_options(model, body, settings, owner, ("n", n))
     if n * len(prompts) > settings.max_inputs:
         raise Refusal(400, f"prompt and n ask for more than {settings.max_inputs} texts", "n")
+    if body.limit is None:
+        options["max_tokens"] = 16
+    grammar = constraint(body)
     requests = [
         model.request(
             prompt,
-            max_tokens=16 if body.max_tokens is None else body.max_tokens,
-            params=body.sampling(),
+            **options,
             stop=body.stop,
-            seed=body.seed,
             n=n,
             logprobs=None if n_top is None else int(n_top),
             echo=bool(body.echo),
-            grammar=_grammar(body.grammar, None),
-            logit_bias=body.logit_bias,
+            grammar=grammar,
             suffix=body.suffix or None,
-            owner=owner,
+            criteria=time_limit(model, body),
         )
         for prompt in prompts
     ]
@@ -168,8 +169,12 @@ def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, 
         if getattr(body, field):
             raise Refusal(400, f"{field} is not supported: use tools", field)
     n_top = check_top(body.top_logprobs, "top_logprobs", settings)
-    recorded = (n_top or 0) if body.logprobs else None
-    grammar = _grammar(body.grammar, body.response_format)
+    if n_top and not body.logprobs:
+        raise Refusal(400, "top_logprobs needs logprobs to be true", "top_logprobs")
+    if not body.logprobs:
+        n_top = check_top(body.n_probs or None, "n_probs", settings)
+    recorded = n_top or 0 if body.logprobs or n_top else None
+    grammar = constraint(body)
     turn = chat_turn(
         model,
         body.messages,
@@ -179,18 +184,15 @@ def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, 
         grammar,
         body.thinking(model.thinking),
     )
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    n = body.n or 1
     request = chat_request(
         model,
         turn,
         [body.stop] if isinstance(body.stop, str) else body.stop or [],
-        max_tokens=limit,
-        params=body.sampling(),
-        seed=body.seed,
-        n=body.n or 1,
+        criteria=time_limit(model, body, turn.criteria),
+        n=n,
         logprobs=recorded,
-        logit_bias=body.logit_bias,
-        owner=owner,
+        **text_options(model, body, settings, owner, ("n", n)),
     )
     check_recorded([request], settings.max_recorded, ("n", "max_tokens", "top_logprobs"))
     named = None if recorded is None else model.prompts.name_bytes
@@ -201,15 +203,6 @@ def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, 
 
     form = OpenAIForm(head, dicts, body.wants_usage, model.prompts.behind)
     return Job(model, [request], form)
-
-
-@about_request()
-def _grammar(text: str | None, response_format: dict[str, Any] | None) -> LlamaGrammar | None:
-    if text is not None:
-        if response_format is not None and response_format.get("type") != "text":
-            raise Refusal(400, "grammar and response_format exclude each other", "grammar")
-        return LlamaGrammar.from_string(text)
-    return response_grammar(response_format)
 
 
 def embedding_inputs(model: ServedModel, body: EmbeddingBody, settings: Settings) -> list[Prompt]:

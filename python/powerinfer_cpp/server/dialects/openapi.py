@@ -11,7 +11,6 @@ from .bodies import (
     DetokenizeBody,
     EmbeddingBody,
     TemplateBody,
-    Thinks,
     TokenizeBody,
 )
 from .infill import InfillBody
@@ -61,7 +60,6 @@ _STREAMED = (
     ResponsesBody,
     MessagesBody,
 )
-_WITHOUT_CHATS = (CompletionBody, NativeCompletionBody, InfillBody)  # which ignore Thinks
 _OF_MODEL = ("/props", "/lora-adapters", "/slots", "/tokenizer_info", "/view", "/view/stream")
 ANTHROPICS = "/v1/messages"
 
@@ -79,8 +77,8 @@ def description() -> bytes:
     refs, schemas = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
     )
-    for kind in _WITHOUT_CHATS:
-        for name in Thinks.__struct_fields__:
+    for kind in kinds:
+        for name in getattr(kind, "UNUSED", ()):
             del schemas[kind.__name__]["properties"][name]
     of_kind = dict(zip(kinds, refs, strict=True))
     paths: dict[str, Any] = {}

@@ -7,14 +7,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...core.errors import about_request
-from ...text.grammar import LlamaGrammar, response_grammar
 from ...text.tool_chat import Turn
 from ...text.tools import Call, Part, Thought
 from ..errors import Refusal
 from ..served import ServedModel
 from ..settings import Settings
 from ..texts import Job, event
+from .asked import constraint, text_options, time_limit
 from .bodies import OpenAISampled, TextPart, check_count, joined_texts, typed
 from .chats import Block, BlockForm, chat_request, chat_turn
 
@@ -27,12 +26,10 @@ class ResponsesBody(OpenAISampled, kw_only=True):
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
-    max_output_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     previous_response_id: Any = None
     conversation: Any = None
@@ -98,27 +95,17 @@ def responses_job(
         _tools(body.tools),
         _choice(body.tool_choice),
         body.parallel_tool_calls,
-        _grammar(body.text),
-        body.thinking(model.thinking, reasoning_effort=_effort(body.reasoning)),
+        constraint(body, text__format=_format(body.text)),
+        body.thinking(model.thinking),
     )
     request = chat_request(
         model,
         turn,
         [],
-        max_tokens=body.max_output_tokens,
-        params=body.sampling(),
-        seed=body.seed,
-        owner=owner,
+        criteria=time_limit(model, body, turn.criteria),
+        **text_options(model, body, settings, owner),
     )
     return Job(model, [request], ResponsesForm(turn, name, body, model.prompts.behind))
-
-
-def _effort(given: Mapping[str, Any] | None) -> Any:
-    """reasoning.effort. Raises Refusal."""
-    effort = (given or {}).get("effort")
-    if effort is not None and not isinstance(effort, str):
-        raise Refusal(400, "reasoning.effort must be a string", "reasoning.effort")
-    return effort
 
 
 def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
@@ -189,16 +176,16 @@ def _choice(given: str | Mapping[str, Any] | None) -> Any:
     return {"type": "function", "function": {"name": given["name"]}}
 
 
-@about_request()
-def _grammar(text: Mapping[str, Any] | None) -> LlamaGrammar | None:
+def _format(text: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """text.format as a response_format."""
     wanted = (text or {}).get("format")
     if wanted is None:
         return None
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     if kind == "json_schema" and isinstance(wanted.get("schema"), dict):
-        return response_grammar({"type": kind, "json_schema": wanted})
+        return {"type": kind, "json_schema": wanted}
     if kind in ("text", "json_object"):
-        return response_grammar({"type": kind})
+        return {"type": kind}
     raise Refusal(
         400, "text.format must be of type text, json_object, or json_schema with a schema", "text"
     )
