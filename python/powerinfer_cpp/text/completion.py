@@ -3,6 +3,7 @@
 import codecs
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from .logprobs import (
     chat_logprobs,
     completion_logprobs,
 )
+from .tools.events import unfinished
 
 
 def stop_bytes(stop: str | Sequence[str] | None) -> list[bytes]:
@@ -37,7 +39,6 @@ class TextStream:
 
     def __init__(self, stops: Sequence[bytes]):
         self._stops = stops
-        self._longest = max(map(len, stops), default=0)
         self._held = b""
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
         self.stop: bytes | None = None  # the stop string that was found; nothing follows
@@ -45,12 +46,17 @@ class TextStream:
     def push(self, data: bytes) -> str:
         """The text that is certain after these bytes."""
         text = self._held + data
-        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        n_held = len(self._held)  # it has none
+        found = [
+            (at, stop)
+            for stop in self._stops
+            if (at := text.find(stop, max(0, n_held - len(stop) + 1))) >= 0
+        ]
         if found:
             at, self.stop = min(found, key=lambda each: each[0])
             self._held = b""
             return self._decoder.decode(text[:at], final=True)
-        certain = len(text) - self._tail(text)
+        certain = len(text) - unfinished(text, self._stops)
         self._held = text[certain:]
         return self._decoder.decode(text[:certain])
 
@@ -58,14 +64,6 @@ class TextStream:
         """The text that was held back, at the end of the generation."""
         held, self._held = self._held, b""
         return self._decoder.decode(held, final=True)
-
-    def _tail(self, text: bytes) -> int:
-        """Length of the longest suffix of `text` that is a prefix of a stop string."""
-        for n in range(min(self._longest - 1, len(text)), 0, -1):
-            end = text[-n:]
-            if any(stop.startswith(end) for stop in self._stops):
-                return n
-        return 0
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class _Waiting:
     def __init__(self, offset: int):
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
         self._offset = self._end = offset  # in the text with the prompt
-        self._choices: list[tuple[Placed, int]] = []
+        self._choices: deque[tuple[Placed, int]] = deque()
 
     def push(self, choice: Choice, data: bytes) -> None:
         placed = Placed(choice, self._end)
@@ -98,11 +96,10 @@ class _Waiting:
 
     def certain(self, n_chars: int) -> list[Placed]:
         """Choices that end within the first n_chars of the generated text."""
-        n = 0
-        while n < len(self._choices) and self._choices[n][1] <= self._offset + n_chars:
-            n += 1
-        found, self._choices = self._choices[:n], self._choices[n:]
-        return [placed for placed, _ in found]
+        found = []
+        while self._choices and self._choices[0][1] <= self._offset + n_chars:
+            found.append(self._choices.popleft()[0])
+        return found
 
     def rest(self, n_chars: int | None) -> list[Placed]:
         """The remaining choices that begin within the first n_chars; None: all."""

@@ -3,16 +3,15 @@
 Each reader takes the text between a style's markers and gives its calls, or None for what is none.
 """
 
-import ast
-import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from . import literals
 from .definitions import Tool
-from .reader import is_object
+from .reader import is_object, past_string
 
 
 @dataclass(frozen=True)
@@ -43,74 +42,59 @@ def python(text: str, tools: Tools) -> list[Read] | None:
     stand in texts as they are: some templates write them so."""
     source = text.strip()
     try:
-        return _python(source, tools)
-    except SyntaxError:
-        source = source.replace("\n", "\\n")
-    try:
-        return _python(source, tools)
-    except SyntaxError:
-        return None
-
-
-def _python(source: str, tools: Tools) -> list[Read] | None:
-    """The calls of a source. Raises SyntaxError."""
+        calls = literals.calls(source)
+    except ValueError:
+        try:
+            calls = literals.calls(source.replace("\n", "\\n"))
+        except ValueError:
+            return None
     found = []
-    try:
-        for line in ast.parse(source).body:
-            if not isinstance(line, ast.Expr):
-                return None
-            calls = line.value.elts if isinstance(line.value, ast.List) else [line.value]
-            for call in calls:
-                if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-                    return None
-                given = {word.arg: _literal(word.value, source) for word in call.keywords}
-                arguments = None if call.args or None in given else _json(given)
-                if call.func.id not in tools or arguments is None:
-                    return None
-                found.append(Read(call.func.id, arguments))
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        return None
+    for name, given in calls:
+        arguments = _json(given) if name in tools else None
+        if arguments is None:
+            return None
+        found.append(Read(name, arguments))
     return found or None
 
 
-class _Json(ast.NodeTransformer):
-    """JSON's words and strings, which some models write, as Python's."""
-
-    def __init__(self, source: str):
-        self._source = source
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        words = {"true": True, "false": False, "null": None}
-        return ast.Constant(words[node.id]) if node.id in words else node
-
-    def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        written = ast.get_source_segment(self._source, node) or ""
-        if "\\" in written:
-            with contextlib.suppress(ValueError):
-                return ast.Constant(json.loads(written))
-        return node
-
-
-def _literal(node: ast.expr, source: str) -> Any:
-    return ast.literal_eval(_Json(source).visit(node))
-
-
-_PIECES = re.compile(
-    r'<\|"\|>(.*?)<\|"\|>|("(?:[^"\\]|\\.)*")|([{,]\s*)([^\s{}\[\],:"<]+)(\s*:)', re.DOTALL
-)
+_UNQUOTED = re.compile(r"\s*call:([\w-]+)\s*(\{.*\})\s*", re.DOTALL)
+_RAW = '<|"|>'
+_NEXT = re.compile(r'[<"{,]')
+_KEY = re.compile(r'[{,]\s*([^\s{}\[\],:"<]+)\s*:')
 
 
 def unquoted(text: str, tools: Tools) -> list[Read] | None:
     """call:NAME{key:<|"|>text<|"|>,n:3}: JSON with bare keys and another quote."""
-    match = re.fullmatch(r"\s*call:([\w-]+)\s*(\{.*\})\s*", text, re.DOTALL)
+    match = _UNQUOTED.fullmatch(text)
     if match is None or match[1] not in tools:
         return None
-    written = _PIECES.sub(_as_json, match[2])
-    return [Read(match[1], written)] if is_object(written) else None
+    written = _as_json(match[2])
+    return [Read(match[1], written)] if written is not None and is_object(written) else None
 
 
-def _as_json(piece: re.Match[str]) -> str:
-    text, quoted, before, key, colon = piece.groups()
-    if text is not None:
-        return json.dumps(text, ensure_ascii=False)
-    return quoted or f'{before}"{key}"{colon}'
+def _as_json(text: str) -> str | None:
+    """The same with quotes around keys and texts; None if a text has no end."""
+    found, at = [], 0
+    while match := _NEXT.search(text, at):
+        sign, begin = match[0], match.start()
+        found.append(text[at:begin])
+        if sign in "{,":
+            key = _KEY.match(text, begin)
+            at = key.end() if key else begin + 1
+            if key:
+                before, behind = text[begin : key.start(1)], text[key.end(1) : at]
+                found.append(f'{before}"{key[1]}"{behind}')
+            else:
+                found.append(sign)
+        elif sign == '"':
+            at = past_string(text, begin + 1)
+            if at < 0:
+                return None
+            found.append(text[begin:at])
+        else:
+            end = text.find(_RAW, begin + len(_RAW))
+            if end < 0 or not text.startswith(_RAW, begin):
+                return None
+            found.append(json.dumps(text[begin + len(_RAW) : end], ensure_ascii=False))
+            at = end + len(_RAW)
+    return "".join([*found, text[at:]])

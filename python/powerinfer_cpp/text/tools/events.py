@@ -1,8 +1,8 @@
 """What an answer consists of, as it is written: texts, thoughts and calls; and their dicts."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, AnyStr, Protocol
 
 
 @dataclass(frozen=True)
@@ -62,30 +62,58 @@ class Parser(Protocol):
 
 
 class ByStates:
-    """Reads an answer in states: each is a method that takes what it can of the held text."""
+    """Reads an answer in states. Each is given a text and a place in it; it takes what it can from
+    there on, and gives the events and the place behind. What it leaves is held until more comes:
+    only what may become a mark, so that each push costs what its own text does."""
 
     _held: str
-    _at: Callable[[], list[Event]]
+    _at: Callable[[str, int], tuple[list[Event], int]]
 
     def push(self, text: str) -> list[Event]:
         """What is certain after this text."""
-        self._held += text
+        text, at = self._held + text, 0
         found: list[Event] = []
-        while self._held:
-            before = len(self._held), self._at
-            found += self._at()
-            if before == (len(self._held), self._at):
+        while at < len(text):
+            before = at, self._at
+            events, at = self._at(text, at)
+            found += events
+            if before == (at, self._at):
                 break
+        self._held = text[at:]
         return found
 
 
-def unfinished(text: str, marks: tuple[str, ...]) -> int:
+def unfinished(text: AnyStr, marks: Sequence[AnyStr]) -> int:
     """Length of the longest end of a text with which one of the marks begins."""
-    longest = max(map(len, marks))
-    for n in range(min(longest - 1, len(text)), 0, -1):
-        if any(mark.startswith(text[-n:]) for mark in marks):
-            return n
+    begins = {mark[:1] for mark in marks}
+    longest = max(map(len, marks), default=0)
+    # From the longest on: what is looked at in vain is no longer held.
+    for at in range(max(0, len(text) - longest + 1), len(text)):
+        if text[at : at + 1] in begins and any(mark.startswith(text[at:]) for mark in marks):
+            return len(text) - at
     return 0
+
+
+class Search:
+    """Finds a mark in a text that comes in pieces."""
+
+    def __init__(self, mark: str):
+        self._mark, self._tail = mark, ""
+
+    def push(self, text: str, at: int, end: int) -> int:
+        """The place behind the first mark of all that was pushed, if it ends in text[at:end], which
+        comes next; else -1."""
+        n = len(self._mark) - 1
+        across = self._tail + text[at : min(end, at + n)]
+        found = across.find(self._mark)
+        if found >= 0:
+            return at + found + n + 1 - len(self._tail)
+        found = text.find(self._mark, at, end)
+        if found >= 0:
+            return found + n + 1
+        across = self._tail + text[max(at, end - n) : end]
+        self._tail = across[max(0, len(across) - n) :]
+        return -1
 
 
 def deltas(events: Iterable[Event]) -> Iterator[dict[str, Any]]:

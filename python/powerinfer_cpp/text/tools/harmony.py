@@ -10,6 +10,7 @@ from .thoughts import Thoughts
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
+_END = re.compile("|".join(map(re.escape, _ENDS)))
 _RECIPIENT = re.compile(r"to=functions\.([\w-]+)")
 _MOST_HEADER = 256  # characters: what is longer is no header
 
@@ -55,35 +56,32 @@ class HarmonyParser(ByStates):
         """The finish_reason of an answer that ended for this reason."""
         return "tool_calls" if reason == "stop" and self.n_complete else reason
 
-    def _in_header(self) -> list[Event]:
-        text = self._held
-        at = text.find(_MESSAGE)
-        head = text if at < 0 else text[:at]
-        if not _may_be_header(head):
+    def _in_header(self, text: str, at: int) -> tuple[list[Event], int]:
+        end = text.find(_MESSAGE, at, at + _MOST_HEADER + len(_MESSAGE))
+        head = text[at : at + _MOST_HEADER + len(_MESSAGE)] if end < 0 else text[at:end]
+        if not _may_be_header(head, end >= 0):
             self._at, self._kind, self._called = self._in_message, Content, False
-            return []
-        if at < 0:
-            return []
-        self._held, self._at = text[at + len(_MESSAGE) :], self._in_message
+            return [], at
+        if end < 0:
+            return [], at
+        self._at = self._in_message
         recipient = _RECIPIENT.search(head)
         self._called = recipient is not None and recipient[1] in self._names
         thinks = self._split and recipient is None and "analysis" in head
         self._kind = Thought if thinks else Content
-        if not self._called:
-            return []
-        self._raw, self._arguments = [head, _MESSAGE], []
-        return [CallBegin(self._index, self._new_id(), recipient[1])]
+        begun: list[Event] = []
+        if recipient is not None and self._called:
+            self._raw, self._arguments = [head, _MESSAGE], []
+            begun = [CallBegin(self._index, self._new_id(), recipient[1])]
+        return begun, end + len(_MESSAGE)
 
-    def _in_message(self) -> list[Event]:
-        text = self._held
-        places = [(at, mark) for mark in _ENDS if (at := text.find(mark)) >= 0]
-        if places:
-            at, mark = min(places)
-            self._held, self._at = text[at + len(mark) :], self._in_header
-            return self._said(text[:at]) + self._ended()
-        n = unfinished(text, _ENDS)
-        self._held = text[len(text) - n :]
-        return self._said(text[: len(text) - n])
+    def _in_message(self, text: str, at: int) -> tuple[list[Event], int]:
+        end = _END.search(text, at)
+        if end is not None:
+            self._at = self._in_header
+            return self._said(text[at : end.start()]) + self._ended(), end.end()
+        certain = max(at, len(text) - unfinished(text, _ENDS))
+        return self._said(text[at:certain]), certain
 
     def _said(self, text: str) -> list[Event]:
         if not text:
@@ -105,13 +103,14 @@ class HarmonyParser(ByStates):
         return [ended]
 
 
-def _may_be_header(head: str) -> bool:
-    """Is this a header, or the beginning of one?"""
-    if len(head) > _MOST_HEADER:
-        return False
+def _may_be_header(head: str, whole: bool) -> bool:
+    """Is this a header, all of it or the beginning?"""
+    if not whole:
+        if len(head) - unfinished(head, (_MESSAGE,)) > _MOST_HEADER:
+            return False
+        marks = (_START, "<|channel|>", "<|constrain|>", _MESSAGE)
+        head = head[: len(head) - unfinished(head, marks)]
     text = head.strip()
-    marks = (_START, "<|channel|>", "<|constrain|>", _MESSAGE)
-    text = text[: len(text) - unfinished(text, marks)]
     if not text:
         return True
     begins = ("<|start|>", "<|channel|>", "<|constrain|>", "assistant", "to=")

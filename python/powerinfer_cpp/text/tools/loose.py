@@ -4,14 +4,14 @@ import re
 from collections.abc import Set
 
 from .blocks import Read
-from .reader import SPACE, CallReader, Step
+from .reader import CallReader, State, Step, past_space
 
 _FENCE = re.compile(r"`{1,3}|```\w+[ \t]*|```\w*[ \t]*[\r\n][ \t\r\n]*")
 _MOST_HEAD = 64  # characters of a fence before its object
 
 
 class LooseCall:
-    """Reads a fence or the whole of an answer, character by character, from its first one.
+    """Reads a fence or the whole of an answer, from its first character on.
 
     Only an object with the name of a function and an object of arguments is a call, with nothing
     else around it; the braces around it may be doubled. names: functions that may be called.
@@ -21,10 +21,10 @@ class LooseCall:
         self._names = names
         self._fence = ""
         self._reader: CallReader | None = None
-        self._begun = False  # the reader has more than a brace
         self._arguments: list[str] = []
         self._after = ""  # what must follow the object: a brace, the end of the fence
         self._left: str | None = None  # of that; None: the object has not ended
+        self._at: State = self._before
 
     @property
     def call(self) -> Read:
@@ -37,37 +37,49 @@ class LooseCall:
         """Is it a call if the answer ends here?"""
         return self._left is not None and not self._left.startswith("}")
 
-    def push(self, char: str) -> Step:
-        """MORE; END of a fence with a call; REFUSED: it is no call, and the character follows."""
-        if self._left is not None:
-            return self._behind(char)
-        if self._reader is None:
-            return self._before(char)
-        if char == "{" and not self._begun:
-            self._after, self._begun = "}" + self._after, True
-            return Step.MORE
-        self._begun = True
-        step = self._reader.push(char)
-        self._arguments += self._reader.pieces
-        self._reader.pieces.clear()
-        if step is Step.END and self._reader.complete:
-            self._left = self._after
-            return Step.MORE
-        return Step.MORE if step is Step.MORE else Step.REFUSED
+    def take(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        """The place behind what was taken of text[at:end]; MORE; END of a fence with a call;
+        REFUSED: it is no call, and the next character follows."""
+        step = Step.MORE
+        while at < end and step is Step.MORE:
+            at, step = self._at(text, at, end)
+        return at, step
 
-    def _before(self, char: str) -> Step:
+    def _before(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        char = text[at]
         if char == "{" and (not self._fence or self._fence.startswith("```")):
-            self._reader = CallReader(self._names, strict=True)
             self._after = "```" if self._fence else ""
-            return self._reader.push(char)
+            self._reader, self._at = CallReader(self._names, strict=True), self._doubled
+            return self._reader.take(text, at, at + 1)
         self._fence += char
         known = len(self._fence) <= _MOST_HEAD and _FENCE.fullmatch(self._fence)
-        return Step.MORE if known else Step.REFUSED
+        return (at + 1, Step.MORE) if known else (at, Step.REFUSED)
 
-    def _behind(self, char: str) -> Step:
-        if char in SPACE:
-            return Step.MORE
-        if not self._left or not self._left.startswith(char):
-            return Step.REFUSED
+    def _doubled(self, text: str, at: int, _end: int) -> tuple[int, Step]:
+        """Behind the first brace."""
+        self._at = self._in_object
+        if text[at] == "{":
+            self._after = "}" + self._after
+            at += 1
+        return at, Step.MORE
+
+    def _in_object(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        assert self._reader is not None
+        at, step = self._reader.take(text, at, end)
+        self._arguments += self._reader.pieces
+        self._reader.pieces.clear()
+        if step is Step.END:
+            self._left, self._at = self._after, self._behind
+            return at, Step.MORE
+        if step is Step.WRONG:
+            at -= 1
+        return at, step if step is Step.MORE else Step.REFUSED
+
+    def _behind(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        at = past_space(text, at, end)
+        if at == end:
+            return at, Step.MORE
+        if not self._left or not self._left.startswith(text[at]):
+            return at, Step.REFUSED
         self._left = self._left[1:]
-        return Step.END if not self._left and self._fence else Step.MORE
+        return at + 1, Step.END if not self._left and self._fence else Step.MORE

@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterable, Sequence, Set
 
 from .blocks import Read
 from .definitions import NAME, Tool
-from .events import CallArguments, CallBegin, CallEnd, Content, Event
+from .events import CallArguments, CallBegin, CallEnd, Content, Event, Search
 from .loose import LooseCall
-from .reader import SPACE, CallReader, Step
+from .reader import LONG, SPACE, CallReader, Step, past_space
 from .styles import Style
 from .tags import TagCall
 
 _MARKS = ("[ARGS]", "[CALL_ID]")
+_OWN_ID = re.compile(r"[^\W_]+")
+_SPACE = re.compile(r"\s+")
+
+_State = Callable[[str, int, int], int]
 
 
 class ToolParser:
@@ -47,18 +51,19 @@ class ToolParser:
         self._events: list[Event] = []
         self._content: list[str] = []  # certain content that no event has yet
         self._pieces: list[str] = []  # arguments, likewise
-        self._space = self._match = ""  # space, and the beginning of a marker, held back
+        self._space: list[str] = []  # held back, and so is the beginning of a marker
+        self._match = ""
         self._raw: list[str] = []  # the text of a possible call
         self._name = ""  # in front of [ARGS]
         self._listed = False  # calls stand between [ and ]
         self._bare = style.bare  # a call may begin without a marker here
         self._index = 0
-        self._tail = ""  # the last characters of a block
+        self._search = Search(style.closing)  # for the end of a block
         self._n_opening = 0  # characters of a block before its calls
         self._reader: CallReader | TagCall | None = None
-        self._at: Callable[[str], None] = self._in_text
-        first = re.escape(style.opening[0])
-        self._plain = re.compile(rf"[^\s{first}{{;`]+")  # text that begins nothing
+        self._at: _State = self._in_text
+        signs = re.escape(style.opening[0]) + "{;`"  # with which something else may begin
+        self._plain = re.compile(rf"[^\s{signs}](?:[^{signs}]*[^\s{signs}])?")
 
     @property
     def opening(self) -> str:
@@ -76,17 +81,24 @@ class ToolParser:
 
     def push(self, text: str) -> list[Event]:
         """What is certain after this text."""
+        self._read(text)
+        return self.taken()
+
+    def take(self, text: str, at: int, end: int) -> int:
+        """The place behind what the present state takes of text[at:end], which may be nothing if
+        the next state is to take it. Others are asked before it turns out that a call begins."""
+        return self._at(text, at, end)
+
+    def taken(self) -> list[Event]:
+        """What is certain, and was not told yet."""
+        self._settle()
+        events, self._events = self._events, []
+        return events
+
+    def _read(self, text: str) -> None:
         at = 0
         while at < len(text):
-            # Most of an answer is text: do not look at each of its characters.
-            plain = self._at == self._in_text and not self._match and self._plain.match(text, at)
-            if plain:
-                self._add(self._taken_space() + plain[0])
-                at = plain.end()
-            else:
-                self._at(text[at])
-                at += 1
-        return self._taken()
+            at = self._at(text, at, len(text))
 
     def finish(self) -> list[Event]:
         """The rest, at the end of the answer."""
@@ -98,10 +110,10 @@ class ToolParser:
             if self._raw:
                 self._add("".join(self._raw))
             elif self._match or not self.n_complete:
-                self._add(self._space + self._match)
-        self._reader, self._raw, self._space, self._match = None, [], "", ""
+                self._add(self._taken_space() + self._match)
+        self._reader, self._raw, self._space, self._match = None, [], [], ""
         self._loose, self._at = None, self._in_text
-        return self._taken()
+        return self.taken()
 
     def reason(self, reason: str) -> str:
         """The finish_reason of an answer that ended for this reason."""
@@ -116,7 +128,7 @@ class ToolParser:
             self._line = text.endswith("\n")
 
     def _taken_space(self) -> str:
-        space, self._space = self._space, ""
+        space, self._space = "".join(self._space), []
         return space
 
     def _settle(self) -> None:
@@ -126,11 +138,6 @@ class ToolParser:
         if self._pieces:
             self._events.append(CallArguments(self._index, "".join(self._pieces)))
         self._content, self._pieces = [], []
-
-    def _taken(self) -> list[Event]:
-        self._settle()
-        events, self._events = self._events, []
-        return events
 
     def _end_call(self, complete: bool) -> None:
         self._settle()
@@ -149,183 +156,196 @@ class ToolParser:
             self._pieces.append(call.arguments)
             self._end_call(True)
 
-    # ---- States: each takes a character ----
+    def _no_call(self) -> None:
+        """What was held back is content."""
+        self._add("".join(self._raw))
+        self._raw, self._match, self._listed, self._at = [], "", False, self._in_text
 
-    def _in_text(self, char: str) -> None:
+    # ---- States: each takes what it can of text[at:end], and gives the place behind ----
+
+    def _in_text(self, text: str, at: int, end: int) -> int:
+        char, opening = text[at], self._style.opening
         candidate = self._match + char
-        if self._style.opening.startswith(candidate):
+        if opening.startswith(candidate):
             self._match = candidate
-            if candidate == self._style.opening:
+            if candidate == opening:
                 self._raw, self._match = [self._taken_space(), candidate], ""
                 self._at = self._in_block if self._style.read else self._before_call
                 self._n_opening = sum(map(len, self._raw))
-                self._tail = ""
-            return
+                self._search = Search(self._style.closing)
+            return at + 1
         if self._match:  # no marker begins inside another
             self._add(self._taken_space() + self._match)
             self._match = ""
-            self._in_text(char)
-        elif char.isspace():
-            self._space += char
-        elif self._bare and char == "{":
+            return at
+        # Most of an answer is text: do not look at each of its characters.
+        if plain := self._plain.match(text, at, min(end, at + LONG)):
+            self._add(self._taken_space() + plain[0])
+            return plain.end()
+        if char.isspace():
+            return self._hold_space(text, at, end)
+        if self._bare and char == "{":
             self._raw = [self._taken_space()]
-            self._read(CallReader(self._names, strict=True), char)
-        elif self._bare and self._index and char == ";":
-            self._space += char
-        elif (char == "{" and self._first) or (char == "`" and (self._line or "\n" in self._space)):
+            self._reader, self._at = CallReader(self._names, strict=True), self._in_call
+            return at
+        if self._bare and self._index and char == ";":
+            self._space.append(char)
+            return at + 1
+        begins_line = self._line or any("\n" in space for space in self._space)
+        if (char == "{" and self._first) or (char == "`" and begins_line):
             self._raw = [self._taken_space()]
             self._loose, self._at = LooseCall(self._names), self._in_loose
-            self._in_loose(char)
-        else:
-            self._add(self._taken_space() + char)
+            return at
+        self._add(self._taken_space() + char)
+        return at + 1
 
-    def _in_loose(self, char: str) -> None:
+    def _hold_space(self, text: str, at: int, end: int) -> int:
+        space = _SPACE.match(text, at, end)
+        self._space.append(space[0])  # type: ignore[index]
+        return space.end()  # type: ignore[union-attr]
+
+    def _in_loose(self, text: str, at: int, end: int) -> int:
         """In what may be a call as JSON alone, or in a fence."""
         loose = self._loose
-        step = loose.push(char)
+        behind, step = loose.take(text, at, end)
+        self._raw.append(text[at:behind])
         if step is Step.REFUSED:
             self._loose = None
-            self._no_call(char)
-            return
-        self._raw.append(char)
-        if step is Step.END:
+            self._no_call()
+        elif step is Step.END:
             self._loose, self._at = None, self._in_text
             self._take([loose.call])
+        return behind
 
-    def _in_block(self, char: str) -> None:
+    def _in_block(self, text: str, at: int, end: int) -> int:
         """Between the markers of a style whose calls are read as a whole."""
-        closing = self._style.closing
-        self._raw.append(char)
-        self._tail = (self._tail + char)[-len(closing) :]
-        if self._tail == closing:
-            if self._read_block(len(closing)):
-                self._at = self._in_text
-            else:
-                self._no_call("")
-
-    def _read_block(self, n_closing: int = 0) -> bool:
-        """Takes the calls of a block. False: there are none."""
-        text = "".join(self._raw)[self._n_opening :]
-        found = self._style.read(text[: len(text) - n_closing], self._tools)
+        behind = self._search.push(text, at, end)
+        self._raw.append(text[at : end if behind < 0 else behind])
+        if behind < 0:
+            return end
+        held = "".join(self._raw)
+        found = self._style.read(
+            held[self._n_opening : len(held) - len(self._style.closing)], self._tools
+        )
         if found:
+            self._at = self._in_text
             self._take(found)
-        return bool(found)
+        else:
+            self._no_call()
+        return behind
 
-    def _before_call(self, char: str) -> None:
+    def _before_call(self, text: str, at: int, end: int) -> int:
         """Behind the marker, or in a list, where a call begins."""
-        style = self._style
+        style, char = self._style, text[at]
         if char in SPACE:
-            self._raw.append(char)
-        elif char == "{" or style.tags and (self._listed or not style.listed):
-            self._read(style.reader(self._tools), char)
+            return self._take_space(text, at, end)
+        if char == "{" or style.tags and (self._listed or not style.listed):
+            self._reader, self._at = style.reader(self._tools), self._in_call
         elif not self._listed and char == "[" and (style.listed or style.named):
             self._raw.append(char)
             self._listed = True
+            return at + 1
         elif not self._listed and style.named:
             self._name, self._at = "", self._in_name
-            self._in_name(char)
         else:
-            self._no_call(char)
+            self._no_call()
+        return at
 
-    def _in_name(self, char: str) -> None:
+    def _take_space(self, text: str, at: int, end: int) -> int:
+        behind = past_space(text, at, end)
+        self._raw.append(text[at:behind])
+        return behind
+
+    def _in_name(self, text: str, at: int, _end: int) -> int:
         """A name; after it [ARGS], or [CALL_ID]...[ARGS], or the arguments at once."""
+        char = text[at]
         if char == "{" and self._name in self._names:
-            self._read(CallReader(self._names, name=self._name), char)
+            self._at = self._before_object
         elif NAME.fullmatch(self._name + char):
             self._name += char
             self._raw.append(char)
+            return at + 1
         elif char == "[" and self._name in self._names:
             self._at = self._in_mark
-            self._in_mark(char)
         else:
-            self._no_call(char)
+            self._no_call()
+        return at
 
-    def _in_mark(self, char: str) -> None:
-        self._match += char
-        if not any(mark.startswith(self._match) for mark in _MARKS):
-            self._no_call(char)
-            return
-        self._raw.append(char)
-        if self._match in _MARKS:
-            self._at = self._before_object if self._match == "[ARGS]" else self._in_id
+    def _in_mark(self, text: str, at: int, _end: int) -> int:
+        match = self._match + text[at]
+        if not any(mark.startswith(match) for mark in _MARKS):
+            self._no_call()
+            return at
+        self._raw.append(text[at])
+        self._match = match
+        if match in _MARKS:
+            self._at = self._before_object if match == "[ARGS]" else self._in_id
             self._match = ""
+        return at + 1
 
-    def _in_id(self, char: str) -> None:
-        if char == "[":
+    def _in_id(self, text: str, at: int, end: int) -> int:
+        if own := _OWN_ID.match(text, at, end):
+            self._raw.append(own[0])  # the model's own id; the answer has ours
+            return own.end()
+        if text[at] == "[":
             self._at = self._in_mark
-            self._in_mark(char)
-        elif char.isalnum():
-            self._raw.append(char)  # the model's own id; the answer has ours
         else:
-            self._no_call(char)
+            self._no_call()
+        return at
 
-    def _before_object(self, char: str) -> None:
-        if char == "{":
-            self._read(CallReader(self._names, name=self._name), char)
-        elif char in SPACE:
-            self._raw.append(char)
+    def _before_object(self, text: str, at: int, end: int) -> int:
+        if text[at] in SPACE:
+            return self._take_space(text, at, end)
+        if text[at] == "{":
+            self._reader, self._at = CallReader(self._names, name=self._name), self._in_call
         else:
-            self._no_call(char)
+            self._no_call()
+        return at
 
-    def _in_call(self, char: str) -> None:
+    def _in_call(self, text: str, at: int, end: int) -> int:
         reader = self._reader
-        begun, step = reader.begun, reader.push(char)
-        if step is not Step.REFUSED:
-            self._raw.append(char)
+        begun = reader.begun
+        behind, step = reader.take(text, at, end)
+        self._raw.append(text[at:behind])
         if reader.begun and not begun:
             self._settle()
             self._events.append(CallBegin(self._index, reader.id or self._new_id(), reader.name))
         self._pieces += reader.pieces
         reader.pieces.clear()
         if step is Step.MORE:
-            return
+            return behind
         if not reader.begun:
             self._reader = None
-            self._no_call("" if step is Step.WRONG else char)
-            return
+            self._no_call()
+            return behind
         self._end_call(reader.complete)
         self._bare = self._style.bare
         if reader.complete and (self._listed or self._style.closing):
             self._at = self._after_call
         else:
             self._listed, self._at = False, self._in_text
-        if step is Step.REFUSED:
-            self._at(char)
+        return behind
 
-    def _after_call(self, char: str) -> None:
-        closing = "]" if self._listed else self._style.closing
+    def _after_call(self, text: str, at: int, end: int) -> int:
+        char, closing = text[at], "]" if self._listed else self._style.closing
         lead = "" if self._listed else self._style.lead  # of a call behind another
         candidate = self._match + char
         if candidate == closing:
-            self._match = self._space = ""
+            self._match, self._space = "", []
             if not self._listed or not self._style.closing:
                 self._at = self._in_text
             self._listed = False
         elif candidate == lead:
             self._raw, self._match = [self._taken_space()], ""
             self._at = self._before_call
-            for taken in candidate:
-                self._at(taken)
+            self._read(candidate)
         elif closing.startswith(candidate) or lead.startswith(candidate):
             self._match = candidate
         elif not self._match and char.isspace():
-            self._space += char
+            return self._hold_space(text, at, end)
         elif self._listed and char == ",":
             self._raw, self._at = [self._taken_space(), char], self._before_call
         else:  # not closed: what was taken for its beginning may begin another call
             self._match, self._listed, self._at = "", False, self._in_text
-            for taken in candidate:
-                self._at(taken)
-
-    # ---- Changes of state ----
-
-    def _read(self, reader: CallReader | TagCall, char: str) -> None:
-        self._reader, self._at = reader, self._in_call
-        self._in_call(char)
-
-    def _no_call(self, char: str) -> None:
-        """What was held back is content; text goes on with char."""
-        self._add("".join(self._raw))
-        self._raw, self._match, self._listed, self._at = [], "", False, self._in_text
-        if char:
-            self._in_text(char)
+            self._read(candidate)
+        return at + 1

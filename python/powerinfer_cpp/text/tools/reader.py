@@ -1,31 +1,59 @@
-"""Reads the JSON of a tool call as it is written, character by character.
+"""Reads the JSON of a tool call as it is written.
 
 So arguments can be sent on before they are complete, and what is read does not depend on how the
-text was cut into pieces.
+text was cut into pieces. Whoever writes the text may be an attacker, so each character is looked at
+a fixed number of times, and no single search is long: others wait for Python's lock meanwhile.
 """
 
 import json
-from collections.abc import Set
+import re
+from collections.abc import Callable, Set
 from enum import Enum
 from typing import Any, NoReturn
 
 MAX_DEPTH = 64  # of arguments; deeper ones would exhaust the stack of whoever parses them
+LONG = 1 << 16  # characters that one search may take
 
 SPACE = " \t\r\n"
+_SPACES = re.compile(r"[ \t\r\n]*")
 _ARGUMENTS = ("arguments", "parameters")
 _NAMES = ("name", "tool_name")
 _KNOWN = (*_ARGUMENTS, *_NAMES, "type", "id", "tool_call_id", "description")
 _CLOSING = {"{": "}", "[": "]"}
 
+# Of a string: what is before its end. Of a list or object: what has no brackets.
+_IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*){0,256}', re.DOTALL)
+_IN_BRACKETS = re.compile(r'(?:[^"{}\[\]]+|"[^"\\]*"){0,256}')
+_IN_WORD = re.compile(r"[0-9A-Za-z+.-]*")
+
 
 class Step(Enum):
-    """What became of a character."""
+    """Why a reader takes no more of a text."""
 
-    MORE = 0  # it belongs to the value, which goes on
-    END = 1  # it is the last one of the value
-    PAST = 2  # the value ended before it
-    WRONG = 3  # it belongs to the value, which turns out to be unusable
-    REFUSED = 4  # it cannot follow
+    MORE = 0  # all was taken and belongs to the value, which goes on; or a call has begun
+    END = 1  # the last character taken is the last one of the value
+    PAST = 2  # the value ended before the next character
+    WRONG = 3  # the last character taken makes the value unusable
+    REFUSED = 4  # the next character cannot follow
+
+
+# A state of a reader takes what it can of text[at:end], and gives the place behind and the reason.
+State = Callable[[str, int, int], tuple[int, Step]]
+
+
+def past_space(text: str, at: int, end: int) -> int:
+    """The place behind JSON's white space from `at` on."""
+    return _SPACES.match(text, at, end).end()  # type: ignore[union-attr]
+
+
+def past_string(text: str, at: int) -> int:
+    """The place behind the JSON string whose first quote is before `at`; -1: it has no end."""
+    while at < len(text):
+        at = _IN_STRING.match(text, at, at + LONG).end()  # type: ignore[union-attr]
+        if text.startswith('"', at):
+            return at + 1
+        at += 2 * text.startswith("\\", at)
+    return -1
 
 
 def parsed(text: str) -> Any:
@@ -42,8 +70,9 @@ def parsed(text: str) -> Any:
 
 def is_object(text: str) -> bool:
     """Whether a text is a JSON object, not nested more than MAX_DEPTH deep."""
-    value, text = Value(), text.strip(SPACE)
-    if any(value.push(char) not in (Step.MORE, Step.END) for char in text):
+    text = text.strip(SPACE)
+    end, step = Value().take(text, 0, len(text))
+    if end < len(text) or step not in (Step.MORE, Step.END):
         return False
     try:
         return isinstance(parsed(text), dict)
@@ -56,47 +85,69 @@ class Value:
     the text is JSON."""
 
     def __init__(self) -> None:
-        self._chars: list[str] = []
+        self._pieces: list[str] = []
         self._open: list[str] = []  # brackets that are to be closed
         self._quoted = self._escaped = False
 
     @property
     def text(self) -> str:
-        return "".join(self._chars)
+        return "".join(self._pieces)
 
-    def push(self, char: str) -> Step:
-        step = self._step(char)
-        if step in (Step.MORE, Step.END):
-            self._chars.append(char)
-        return step
+    def take(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        """The place behind what was taken of text[at:end], and why no more was."""
+        begin, step = at, Step.MORE
+        first = not self._pieces
+        while at < end and step is Step.MORE:
+            if self._quoted:
+                at, step = self._in_string(text, at, end)
+            elif self._open or first:
+                at, step = self._in_brackets(text, at, end, first)
+            else:
+                at, step = self._in_word(text, at, end)
+            first = False
+        if at > begin:
+            self._pieces.append(text[begin : at - (step is Step.WRONG)])
+        return at, step
 
-    def _step(self, char: str) -> Step:
-        if self._quoted:
-            if self._escaped:
-                self._escaped = False
-            elif char == "\\":
-                self._escaped = True
-            elif char == '"':
-                self._quoted = False
-                return Step.MORE if self._open else Step.END
-            return Step.MORE
-        if not self._open and self._chars:  # a number or a word: what follows ends it
-            if char in SPACE or char in ",}]":
-                return Step.PAST
-            return Step.MORE if char.isascii() and (char.isalnum() or char in "+-.") else Step.WRONG
+    def _in_string(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        if self._escaped:
+            self._escaped = False
+            return at + 1, Step.MORE
+        stop = min(end, at + LONG)
+        at = _IN_STRING.match(text, at, stop).end()  # type: ignore[union-attr]
+        if at == stop:
+            return at, Step.MORE
+        self._quoted = self._escaped = text[at] == "\\"
+        return at + 1, Step.MORE if self._quoted or self._open else Step.END
+
+    def _in_word(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        """In a number or a word, which ends with what follows."""
+        stop = min(end, at + LONG)
+        at = _IN_WORD.match(text, at, stop).end()  # type: ignore[union-attr]
+        if at == stop:
+            return at, Step.MORE
+        return (at, Step.PAST) if text[at] in SPACE + ",}]" else (at + 1, Step.WRONG)
+
+    def _in_brackets(self, text: str, at: int, end: int, first: bool) -> tuple[int, Step]:
+        """Within a list or object, or where a value begins."""
+        if not first:
+            stop = min(end, at + LONG)
+            at = _IN_BRACKETS.match(text, at, stop).end()  # type: ignore[union-attr]
+            if at == stop:
+                return at, Step.MORE
+        char = text[at]
         if char in _CLOSING:
             self._open.append(_CLOSING[char])
-            return Step.MORE if len(self._open) <= MAX_DEPTH else Step.REFUSED
+            return (at + 1, Step.MORE) if len(self._open) <= MAX_DEPTH else (at, Step.REFUSED)
         if char in "}]":
             if not self._open or self._open.pop() != char:
-                return Step.REFUSED
-            return Step.MORE if self._open else Step.END
+                return at, Step.REFUSED
+            return at + 1, Step.MORE if self._open else Step.END
         if char == '"':
             self._quoted = True
-            return Step.MORE
-        if self._open:
-            return Step.MORE
-        return Step.MORE if char == "-" or (char.isascii() and char.isalnum()) else Step.REFUSED
+        elif first and char != "-" and not (char.isascii() and char.isalnum()):
+            return at, Step.REFUSED
+        return at + 1, Step.MORE
 
 
 class CallReader:
@@ -104,8 +155,8 @@ class CallReader:
     "parameters" may replace "arguments"; or, with `name`, the arguments alone.
 
     names: functions that may be called. strict: refuse other keys that come before the arguments,
-    because the text may be some other JSON object. After each character, `pieces` has the new text
-    of arguments; whoever takes it empties it.
+    because the text may be some other JSON object. After each call of `take`, `pieces` has the new
+    text of arguments; whoever takes it empties it.
     """
 
     id: str | None = None  # of the model's own, which nobody wants back
@@ -120,65 +171,75 @@ class CallReader:
         self._early: str | None = None  # arguments that came before the name, or are no object
         self._value = Value()
         self._streams = False  # the value consists of arguments that are passed on
-        self._at = self._before_value if self._alone else self._before_object
+        self._at: State = self._before_value if self._alone else self._before_object
 
-    def push(self, char: str) -> Step:
-        """MORE, END (of the call), WRONG or REFUSED."""
-        return self._at(char)
+    def take(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        """The place behind what was taken of text[at:end]; MORE, END (of the call), WRONG or
+        REFUSED. MORE also where it turns out that this is a call."""
+        begun, step = self.begun, Step.MORE
+        while at < end and step is Step.MORE and self.begun == begun:
+            at, step = self._at(text, at, end)
+        return at, step
 
-    def _before_object(self, char: str) -> Step:
+    def _before_object(self, text: str, at: int, _end: int) -> tuple[int, Step]:
         self._at = self._before_first_key
-        return Step.MORE if char == "{" else Step.REFUSED
+        return (at + 1, Step.MORE) if text[at] == "{" else (at, Step.REFUSED)
 
-    def _before_first_key(self, char: str) -> Step:
-        return self._close() if char == "}" else self._before_key(char)
+    def _before_first_key(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        at = past_space(text, at, end)
+        if text[at : min(end, at + 1)] == "}":
+            return at + 1, self._close()
+        return self._before_key(text, at, end)
 
-    def _before_key(self, char: str) -> Step:
-        if char in SPACE:
-            return Step.MORE
+    def _before_key(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        at = past_space(text, at, end)
+        if at == end:
+            return at, Step.MORE
         self._value, self._at = Value(), self._in_key
-        return self._value.push(char) if char == '"' else Step.REFUSED
+        return at, Step.MORE if text[at] == '"' else Step.REFUSED
 
-    def _in_key(self, char: str) -> Step:
-        if self._value.push(char) is Step.MORE:
-            return Step.MORE
+    def _in_key(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        at, step = self._value.take(text, at, end)
+        if step is Step.MORE:
+            return at, step
         try:
             self._key = parsed(self._value.text)
         except ValueError:
-            return Step.WRONG
+            return at, Step.WRONG
         if self._strict and not self.begun and self._key not in _KNOWN:
-            return Step.WRONG
+            return at, Step.WRONG
         self._at = self._before_colon
-        return Step.MORE
+        return at, Step.MORE
 
-    def _before_colon(self, char: str) -> Step:
-        if char == ":":
-            self._at = self._before_value
-        return Step.MORE if char in SPACE or char == ":" else Step.REFUSED
+    def _before_colon(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        at = past_space(text, at, end)
+        if at == end:
+            return at, Step.MORE
+        self._at = self._before_value
+        return (at + 1, Step.MORE) if text[at] == ":" else (at, Step.REFUSED)
 
-    def _before_value(self, char: str) -> Step:
-        if char in SPACE:
-            return Step.MORE
+    def _before_value(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        at = past_space(text, at, end)
+        if at == end:
+            return at, Step.MORE
         named = self._key in _ARGUMENTS and self.name is not None and not self.begun
-        self._streams = named and char == "{"
+        self._streams = named and text[at] == "{"
         if self._alone and not self._streams:
-            return Step.REFUSED
+            return at, Step.REFUSED
         self.begun |= self._streams
         self._value, self._at = Value(), self._in_value
-        return self._in_value(char)
+        return at, Step.MORE
 
-    def _in_value(self, char: str) -> Step:
-        step = self._value.push(char)
-        if self._streams and step in (Step.MORE, Step.END):
-            self.pieces.append(char)
+    def _in_value(self, text: str, begin: int, end: int) -> tuple[int, Step]:
+        at, step = self._value.take(text, begin, end)
+        if self._streams and at > begin:
+            self.pieces.append(text[begin:at])
         if step not in (Step.END, Step.PAST):
-            return step
+            return at, step
         self._at = self._after_value
         if not self._accept():
-            return Step.WRONG if step is Step.END else Step.REFUSED
-        if self._alone:
-            return Step.END
-        return Step.MORE if step is Step.END else self._after_value(char)
+            return at, Step.WRONG if step is Step.END else Step.REFUSED
+        return at, Step.END if self._alone else Step.MORE
 
     def _accept(self) -> bool:
         """Takes over the value that has just ended; False if it is unusable."""
@@ -199,12 +260,14 @@ class CallReader:
             self._early = text
         return True
 
-    def _after_value(self, char: str) -> Step:
-        if char == "}":
-            return self._close()
-        if char == ",":
-            self._at = self._before_key
-        return Step.MORE if char in SPACE or char == "," else Step.REFUSED
+    def _after_value(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        at = past_space(text, at, end)
+        if at == end:
+            return at, Step.MORE
+        if text[at] == "}":
+            return at + 1, self._close()
+        self._at = self._before_key
+        return (at + 1, Step.MORE) if text[at] == "," else (at, Step.REFUSED)
 
     def _close(self) -> Step:
         """The end of the object; arguments that could not be passed on are, now."""

@@ -1,23 +1,24 @@
 """Calls in tags, read as they are written: a head with the name, arguments in tags of their own or
 as a JSON object, and an end."""
 
-import ast
 import functools
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from . import literals
 from .definitions import Tool
-from .events import unfinished
-from .reader import SPACE, CallReader, Step, is_object
+from .events import Search, unfinished
+from .reader import MAX_DEPTH, SPACE, CallReader, State, Step, is_object
 
 _MOST_HOLE = 256  # characters of a name or key
 _MOST_SPACE = 256  # before what may be CDATA
 _HOLE = re.compile(r"(\{(?:name|key|id|text)\}|\s+)")
 _ID = re.compile(r"(?:functions\.)?([\w-]+):\d+")  # an id that holds the name
 _CDATA = "<![CDATA["
-_WORDS = {"True": True, "False": False, "None": None}
+_SPACES = re.compile(r"\s*")
+_TEXT = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 @functools.cache
@@ -101,93 +102,114 @@ class TagCall:
         self._ended = False  # nothing but the end may follow
         self._written: list[str] = []  # all pieces
         self._key, self._text = "", False  # of a value; it is a raw text
-        self._held = ""  # of a value
+        self._search = Search("")  # for the end of a value
+        self._held: list[str] = []  # of a value
         self._fresh = False  # nothing of a text was passed on
-        self._at = self._in_head
+        self._at: State = self._in_head
 
-    def push(self, char: str) -> Step:
-        """MORE, END (of the call), WRONG or REFUSED."""
-        return self._at(char)
+    def take(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        """The place behind what was taken of text[at:end]; MORE, END (of the call), WRONG or
+        REFUSED. MORE also where it turns out that this is a call."""
+        begun, step = self.begun, Step.MORE
+        while at < end and step is Step.MORE and self.begun == begun:
+            at, step = self._at(text, at, end)
+        return at, step
 
     def _add(self, text: str) -> None:
         self.pieces.append(text)
         self._written.append(text)
 
-    def _in_head(self, char: str) -> Step:
-        if self._head.fresh and char.isspace():
-            return Step.MORE
-        step = self._head.push(char)
+    def _in_head(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        if self._head.fresh:
+            at = _past_any_space(text, at, end)
+        step = Step.MORE
+        while at < end and step is Step.MORE:
+            step = self._head.push(text[at])
+            at += step in (Step.MORE, Step.END)
         if step in (Step.MORE, Step.REFUSED):
-            return step
+            return at, step
         found = {hole: text.strip() for hole, text in self._head.found.items()}
         self.id = found.get("id")
         own = _ID.fullmatch(self.id or "")
         self.name = found.get("name") or (own[1] if own else None)
         if self.name not in self._tools:
-            return Step.WRONG if step is Step.END else Step.REFUSED
+            return at, Step.WRONG if step is Step.END else Step.REFUSED
         self.begun, self._at = True, self._among
-        return Step.MORE if step is Step.END else self._among(char)
+        return at, Step.MORE
 
-    def _among(self, char: str) -> Step:
+    def _among(self, text: str, at: int, end: int) -> tuple[int, Step]:
         """Between the arguments."""
         if not self._marks:
-            if char.isspace():
-                return Step.MORE
-            if char == "{" and not self._written:
+            at = _past_any_space(text, at, end)
+            if at == end:
+                return at, Step.MORE
+            if text[at] == "{" and not self._written:
                 self._object, self._at = CallReader({self.name}, name=self.name), self._in_object
-                return self._in_object(char)
+                return at, Step.MORE
             wanted = [self._end]
             if self._argument is not None and not self._ended:
                 wanted.append(self._argument[0])
             self._marks = [Pattern(text) for text in wanted]
-        steps = [(mark, mark.push(char)) for mark in self._marks]
-        self._marks = [mark for mark, step in steps if step is Step.MORE]
-        for mark, step in steps:
-            if step is Step.END:
-                self._marks = []
-                return self._begin_value(mark.found) if mark.found else self._close()
-        return Step.MORE if self._marks else Step.REFUSED
+        while at < end:
+            steps = [(mark, mark.push(text[at])) for mark in self._marks]
+            self._marks = [mark for mark, step in steps if step is Step.MORE]
+            for mark, step in steps:
+                if step is Step.END:
+                    self._marks = []
+                    if mark.found:
+                        self._begin_value(mark.found)
+                        return at + 1, Step.MORE
+                    self._close()
+                    return at + 1, Step.END
+            if not self._marks:
+                return at, Step.REFUSED
+            at += 1
+        return at, Step.MORE
 
-    def _close(self) -> Step:
+    def _close(self) -> None:
         if not self._ended:
             self._add("}" if self._written else "{}")
         self.complete = is_object("".join(self._written))
-        return Step.END
 
-    def _in_object(self, char: str) -> Step:
-        step = self._object.push(char)
+    def _in_object(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        at, step = self._object.take(text, at, end)
         for piece in self._object.pieces:
             self._add(piece)
         self._object.pieces.clear()
         if step is Step.END and self._object.complete:
             self._ended, self._at = True, self._among
-            return Step.MORE
-        return step
+            return at, Step.MORE
+        return at, step
 
-    def _begin_value(self, found: Mapping[str, str]) -> Step:
+    def _begin_value(self, found: Mapping[str, str]) -> None:
         self._key = found["key"].strip()
         self._closing = self._argument[1].strip().replace("{key}", self._key)
+        self._search = Search(self._closing)
         told = found.get("text")
         schema = _schema(self._tools[self.name], self._key)
         self._text = told == "true" or (told is None and _is_text(schema))
-        self._held, self._fresh, self._at = "", True, self._in_value
-        return Step.MORE
+        self._held, self._fresh, self._at = [], True, self._in_value
 
-    def _in_value(self, char: str) -> Step:
-        self._held += char
-        if self._held.endswith(self._closing):
-            text = self._held[: -len(self._closing)]
-            self._at = self._among
-            if self._fresh:
-                return self._whole(text)
-            self._add(_escaped(text if self._padded else text.removesuffix("\n")) + '"')
-        elif self._text:
-            self._stream()
-        return Step.MORE
+    def _in_value(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        behind = self._search.push(text, at, end)
+        if behind < 0:
+            self._hold(text[at:end])
+            return end, Step.MORE
+        self._hold(text[at : behind - 1])
+        held = "".join(self._held) + text[behind - 1]
+        value = held[: -len(self._closing)]
+        self._at = self._among
+        if self._fresh:
+            return behind, self._whole(value)
+        self._add(_escaped(value if self._padded else value.removesuffix("\n")) + '"')
+        return behind, Step.MORE
 
-    def _stream(self) -> None:
-        """Passes on what is certain of a text."""
-        text = self._held
+    def _hold(self, piece: str) -> None:
+        """Takes a piece of a value, and passes on what is certain if it is a text."""
+        self._held.append(piece)
+        if not self._text or not piece:
+            return
+        text = "".join(self._held)
         if self._fresh:
             start = text.lstrip()
             if _CDATA.startswith(start[: len(_CDATA)]) and len(text) <= _MOST_SPACE:
@@ -195,11 +217,9 @@ class TagCall:
             self._fresh = False
             self._begin_pair('"')
             text = text if self._padded else text.removeprefix("\n")
-        n = 0
-        if "\n" in text or self._closing[0] in text:
-            marks = (self._closing,) if self._padded else (self._closing, "\n" + self._closing)
-            n = unfinished(text, marks)
-        self._held = text[len(text) - n :]
+        marks = (self._closing,) if self._padded else (self._closing, "\n" + self._closing)
+        n = unfinished(text, marks)
+        self._held = [text[len(text) - n :]]
         if len(text) > n:
             self._add(_escaped(text[: len(text) - n]))
 
@@ -218,15 +238,19 @@ class TagCall:
                 value = _tree(text, self._mark, _schema(self._tools[self.name], self._key))
             else:
                 value = _value(text)
-            written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            written = _TEXT(value)
         except (TypeError, ValueError, RecursionError):
             return Step.WRONG
         self._begin_pair(written)
         return Step.MORE
 
     def _begin_pair(self, value: str) -> None:
-        key = json.dumps(self._key, ensure_ascii=False)
-        self._add(f"{', ' if self._written else '{'}{key}: {value}")
+        self._add(f"{', ' if self._written else '{'}{_TEXT(self._key)}: {value}")
+
+
+def _past_any_space(text: str, at: int, end: int) -> int:
+    """The place behind white space of any kind from `at` on."""
+    return _SPACES.match(text, at, end).end()  # type: ignore[union-attr]
 
 
 def _schema(tool: Tool, key: str) -> Mapping[str, Any]:
@@ -250,14 +274,16 @@ def _tree(text: str, mark: str, schema: Mapping[str, Any]) -> Any:
     # Texts, each but the last followed by "/" or "" and the name of a tag.
     tokens = re.split(rf"{re.escape(mark)}<(/?)([^<>]+)>", text)
 
-    def read(at: int, schema: Mapping[str, Any]) -> tuple[Any, int]:
+    def read(at: int, schema: Mapping[str, Any], depth: int) -> tuple[Any, int]:
         """The value from a text on, and the place behind its last one."""
+        if depth > MAX_DEPTH:
+            raise ValueError("tags are nested too deeply")
         if tokens[at + 1 : at + 2] != [""]:
             return tokens[at] if _is_text(schema) else _value(tokens[at]), at + 1
         found = []
         while tokens[at + 1 : at + 2] == [""]:
             name = tokens[at + 2]
-            value, end = read(at + 3, _inner(schema, name))
+            value, end = read(at + 3, _inner(schema, name), depth + 1)
             if tokens[end : end + 2] != ["/", name]:
                 raise ValueError(f"<{name}> is not closed")
             found.append((name, value))
@@ -266,27 +292,27 @@ def _tree(text: str, mark: str, schema: Mapping[str, Any]) -> Any:
             return [value for _, value in found], at + 1
         return dict(found), at + 1
 
-    value, end = read(0, schema)
+    value, end = read(0, schema, 0)
     if end != len(tokens):
         raise ValueError("a tag is closed that was not opened")
     return value
 
 
 def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return _TEXT(text)[1:-1]
 
 
 def _value(text: str) -> Any:
     """The value that a text stands for: JSON, Python of templates that know no JSON, or itself."""
     stripped = text.strip()
-    if stripped in _WORDS:
-        return _WORDS[stripped]
+    if stripped in literals.WORDS:
+        return literals.WORDS[stripped]
     try:
         return json.loads(stripped)
     except (ValueError, RecursionError):
         if stripped[:1] not in ("{", "["):
             return text
     try:
-        return ast.literal_eval(stripped)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return literals.value(stripped)
+    except ValueError:
         return text

@@ -1,10 +1,16 @@
 """Splits thoughts from an answer while it is being written: text in, events out."""
 
+import re
+from collections.abc import Sequence
+
 from .events import ByStates, CallBegin, Content, Event, Thought, unfinished
 from .parser import ToolParser
 from .thoughts import Thoughts
 
-_MOST_SPACE = 256  # characters before thoughts
+_MOST_SPACE = 256  # characters before thoughts, or before an answer's tag
+_MOST_HELD = 512  # characters around the tag that ends an answer
+_WINDOW = 4096
+_SPACES = re.compile(r"\s*")
 
 
 class ThoughtParser(ByStates):
@@ -32,6 +38,7 @@ class ThoughtParser(ByStates):
         self._leads = tags.leads
         ends = calls is not None and calls.opening and not quotes
         self._marks = (tags.closing, calls.opening) if ends else (tags.closing,)
+        self._mark = re.compile("|".join(map(re.escape, sorted(self._marks))))
 
     def finish(self) -> list[Event]:
         """The rest, at the end of the answer."""
@@ -50,57 +57,58 @@ class ThoughtParser(ByStates):
         """The finish_reason of an answer that ended for this reason."""
         return self._calls.reason(reason) if self._calls else reason
 
-    # ---- States: each takes what it can of the held text ----
+    # ---- States (ByStates) ----
 
-    def _begin(self) -> list[Event]:
-        text = self._held.lstrip()
+    def _begin(self, text: str, at: int) -> tuple[list[Event], int]:
+        begin = _past_space(text, at)
         for tag, then in ((self._tags.opening, self._think), (self._tags.closing, self._end)):
-            if text.startswith(tag):
-                self._held, self._at = text[len(tag) :], then
-                return []
+            if text.startswith(tag, begin) and begin - at <= _MOST_SPACE:
+                self._at = then
+                return [], begin + len(tag)
         tags = (self._tags.opening, self._tags.closing)
-        if len(self._held) > _MOST_SPACE or not any(tag.startswith(text) for tag in tags):
+        if begin - at > _MOST_SPACE or not _may_become(text, begin, tags):
             self._at = self._lead
-        return []
+        return [], at
 
-    def _keep(self) -> list[Event]:
+    def _keep(self, text: str, at: int) -> tuple[list[Event], int]:
         """Thoughts that are content."""
-        text, closing = self._held, self._tags.closing
-        at = text.find(closing)
-        n = len(text) - unfinished(text, (closing,)) if at < 0 else at + len(closing)
-        self._held = text[n:]
-        if at >= 0:
-            self._at = self._answer
-        return [Content(text[:n])] if n else []
+        closing = self._tags.closing
+        behind = text.find(closing, at)
+        if behind >= 0:
+            behind, self._at = behind + len(closing), self._answer
+        else:
+            behind = max(at, len(text) - unfinished(text, (closing,)))
+        return [Content(text[at:behind])] if behind > at else [], behind
 
-    def _think(self) -> list[Event]:
-        text = self._held
-        places = [(at, mark) for mark in self._marks if (at := text.find(mark)) >= 0]
-        if places:
-            at, mark = min(places)
-            if mark == self._tags.closing:
-                self._held, self._at = text[at + len(mark) :], self._end
-                found = self._thought(text[:at])
-                self._space = []
-                return found
-            self._held, self._at = text[at:], self._call
-            return self._thought(text[:at])
-        n = unfinished(text, self._marks)
-        self._held = text[len(text) - n :]
-        return self._thought(text[: len(text) - n])
+    def _think(self, text: str, at: int) -> tuple[list[Event], int]:
+        mark = self._mark.search(text, at)
+        if mark is None:
+            certain = max(at, len(text) - unfinished(text, self._marks))
+            return self._thought(text[at:certain]), certain
+        found = self._thought(text[at : mark.start()])
+        if mark[0] != self._tags.closing:
+            self._at = self._call
+            return found, mark.start()
+        self._space, self._at = [], self._end
+        return found, mark.end()
 
-    def _call(self) -> list[Event]:
+    def _call(self, text: str, at: int) -> tuple[list[Event], int]:
         """Where a call may begin among the thoughts; a closing tag says that it was none."""
         closing = self._tags.closing
-        if self._held.startswith(closing):
+        if text.startswith(closing, at):
             found = self._among(self._calls.finish())
             if self._at == self._call:
                 self._at = self._think
-            return found
-        if closing.startswith(self._held):
-            return []  # it may become a closing tag
-        char, self._held = self._held[0], self._held[1:]
-        return self._among(self._calls.push(char))
+            return found, at
+        if _may_become(text, at, (closing,)):
+            return [], at
+        # No closing tag stands before its next sign. A window: else each step would look far.
+        window = min(len(text), at + _WINDOW)
+        sign = text.find(closing[0], at + 1, window)
+        behind = at
+        while behind == at:
+            behind = self._calls.take(text, at, window if sign < 0 else sign)
+        return self._among(self._calls.taken()), behind
 
     def _among(self, events: list[Event]) -> list[Event]:
         """Events of what stands among thoughts: what is no call is a thought."""
@@ -117,42 +125,42 @@ class ThoughtParser(ByStates):
             self._at = self._think
         return found
 
-    def _end(self) -> list[Event]:
+    def _end(self, text: str, at: int) -> tuple[list[Event], int]:
         """Between the thoughts and the answer."""
-        self._held = self._held.lstrip()
-        if self._held:
+        at = _past_space(text, at)
+        if at < len(text):
             self._at = self._lead
         self._any = True
-        return []
+        return [], at
 
-    def _lead(self) -> list[Event]:
+    def _lead(self, text: str, at: int) -> tuple[list[Event], int]:
         """Before the text of the answer."""
-        text = self._held.lstrip()
-        if any(lead.startswith(text) and lead != text for lead in self._leads):
-            return []
+        begin = _past_space(text, at)
+        if begin - at <= _MOST_SPACE:
+            if _may_become(text, begin, self._leads):
+                return [], at
+            for lead in self._leads:
+                if text.startswith(lead, begin):
+                    self._at = self._begin_answer
+                    return [], begin + len(lead)
         self._at = self._answer
-        for lead in self._leads:
-            if text.startswith(lead):
-                self._held, self._at = text[len(lead) :], self._begin_answer
-                break
-        return []
+        return [], at
 
-    def _begin_answer(self) -> list[Event]:
+    def _begin_answer(self, text: str, at: int) -> tuple[list[Event], int]:
         """Between a tag and the text of the answer."""
-        self._held = self._held.lstrip()
-        if self._held:
+        at = _past_space(text, at)
+        if at < len(text):
             self._at = self._answer
-        return []
+        return [], at
 
-    def _answer(self) -> list[Event]:
-        text, last = self._held, self._tags.last
-        said = text
+    def _answer(self, text: str, at: int) -> tuple[list[Event], int]:
+        said, last = text[at:], self._tags.last
         if last:  # with the space around it
-            body = text.rstrip()
+            body = said.rstrip()
             n = len(last) if body.endswith(last) else unfinished(body, (last,))
-            said = body[: len(body) - n].rstrip()
-        self._held = text[len(said) :]
-        return self._said(said)
+            n_held = len(said) - len(body[: len(body) - n].rstrip())
+            said = said[: len(said) - min(n_held, _MOST_HELD)]
+        return self._said(said), at + len(said)
 
     def _said(self, text: str) -> list[Event]:
         if self._calls is not None:
@@ -168,3 +176,13 @@ class ThoughtParser(ByStates):
         thought = "".join([*before, said]) if self._any else said.lstrip()
         self._any = True
         return [Thought(thought)]
+
+
+def _past_space(text: str, at: int) -> int:
+    return _SPACES.match(text, at).end()  # type: ignore[union-attr]
+
+
+def _may_become(text: str, at: int, marks: Sequence[str]) -> bool:
+    """Is what there is of a text from `at` on the beginning of a mark, but not all of it?"""
+    n = len(text) - at
+    return any(n < len(mark) and mark.startswith(text[at:]) for mark in marks)
