@@ -1,5 +1,6 @@
 """What all dialects share: requests are written, and their pieces collected or streamed."""
 
+import io
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -9,6 +10,7 @@ from starlette.responses import Response
 
 from ..run.requests import Request, Ticket, Update
 from ..text.completion import Piece
+from ..text.logprobs import Placed
 from .answering import StreamResponse, WholeResponse, encode, joined
 from .errors import Refusal
 from .recorded import SMALL, Taken
@@ -16,8 +18,9 @@ from .served import ServedModel
 from .settings import Settings
 from .update_queues import PendingRequests, UpdateQueues
 
-# Pieces of an answer that are kept one by one.
-PARTS = 256
+# Characters of an answer that take some milliseconds to read, or tens if a client chose them so:
+# more are read in a thread.
+LONG = 16 << 10
 
 
 class Form(Protocol):
@@ -66,63 +69,76 @@ async def whole(queues: UpdateQueues, job: Job, n_bytes: int) -> bytes:
     """The answer as JSON. n_bytes: what it may take; a large one is written in a thread."""
     await queues.recall(job.model, job.requests)
     with queues.begin(job.model, job.requests) as writing:
-        pieces: list[list[Piece]] = [[] for _ in owners(writing.tickets)]
+        texts = [Joined() for _ in owners(writing.tickets)]
         async for updates in writing.updates():
             for update in updates:
-                if update.piece is None:
-                    continue
-                parts = pieces[writing.place(update)]
-                parts.append(replace(update.piece, ids=update.tokens))
-                if len(parts) == PARTS:  # each takes a hundred times the bytes of its text
-                    parts[:] = [joined_piece(parts)]
+                texts[writing.place(update)].add(update)
 
     def written() -> bytes:
+        pieces = [[text.piece] for text in texts]
         return encode(job.form.whole(writing.tickets, pieces))
 
-    return await _apart(written, n_bytes)
+    return await _apart(written, n_bytes, sum(text.n_chars for text in texts))
 
 
 async def events(queues: UpdateQueues, job: Job, n_bytes: int) -> AsyncIterator[bytes]:
     """The answer as server-sent events. n_bytes: as for whole."""
     await queues.recall(job.model, job.requests)
     with queues.begin(job.model, job.requests) as writing:
-        begun = False
+        begun, n_chars = False, 0
         async for updates in joined(writing.updates()):
             found = merged(writing, updates)
+            n_chars += sum(len(part.text) for _, part in found)
 
             def written(begun: bool = begun, found: list[tuple[int, Piece]] = found) -> bytes:
                 data = [] if begun else [job.form.begin(writing.tickets)]
                 data += [job.form.push(i, part) for i, part in found]
                 return b"".join(data)
 
-            data = await _apart(written, n_bytes)
+            data = await _apart(written, n_bytes, n_chars)
             begun = True
             yield data
-    yield job.form.end()
+    yield await _apart(job.form.end, n_bytes, n_chars)
 
 
-async def _apart(work: Callable[[], bytes], n_bytes: int) -> bytes:
-    """What work gives; in a thread, if it is about many bytes."""
-    return await to_thread.run_sync(work) if n_bytes > SMALL else work()
+async def _apart(work: Callable[[], bytes], n_bytes: int, n_chars: int) -> bytes:
+    """What work gives; in a thread, if it is about many bytes. n_chars: of all that the answer has
+    so far, since where a call or the thoughts end, all of them is read or counted once more."""
+    return await to_thread.run_sync(work) if n_bytes > SMALL or n_chars > LONG else work()
+
+
+class Joined:
+    """Pieces of a text that follow each other, as one: each takes a hundred times the bytes of its
+    text."""
+
+    def __init__(self) -> None:
+        self._text, self._last = io.StringIO(), Piece("", None, 0)
+        self._placed: list[Placed] = []
+        self._ids: list[int] = []
+        self.n_chars = 0
+
+    def add(self, update: Update) -> None:
+        """Adds the piece of an update, if it has one."""
+        if update.piece is not None:
+            self._last = update.piece
+            self.n_chars += self._text.write(update.piece.text)
+            self._placed += update.piece.placed
+            self._ids += update.tokens
+
+    @property
+    def piece(self) -> Piece:
+        """All of them."""
+        text = self._text.getvalue()
+        return replace(self._last, text=text, placed=self._placed, ids=self._ids)
 
 
 def merged(writing: PendingRequests, updates: Sequence[Update]) -> list[tuple[int, Piece]]:
     """The pieces of updates with the numbers of their texts; those of a text as one."""
-    found: dict[int, Piece] = {}
+    found: dict[int, Joined] = {}
     for update in updates:
-        if update.piece is None:
-            continue
-        i, piece = writing.place(update), replace(update.piece, ids=update.tokens)
-        found[i] = joined_piece([found[i], piece]) if i in found else piece
-    return list(found.items())
-
-
-def joined_piece(parts: Sequence[Piece]) -> Piece:
-    """Pieces of a text that follow each other as one."""
-    text = "".join(part.text for part in parts)
-    placed = [placed for part in parts for placed in part.placed]
-    ids = [token for part in parts for token in part.ids]
-    return replace(parts[-1], text=text, placed=placed, ids=ids)
+        if update.piece is not None:
+            found.setdefault(writing.place(update), Joined()).add(update)
+    return [(i, text.piece) for i, text in found.items()]
 
 
 def owners(tickets: Sequence[Ticket]) -> list[Ticket]:
