@@ -9,9 +9,7 @@ The file of such a block has another name, and the state as well.
 """
 
 import hashlib
-import os
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -303,9 +301,9 @@ class Prefixes:
     # ---- In the thread that writes -----------------------------------------------------------
 
     def _write(self) -> None:
-        if sys.platform == "linux":  # where a thread has a priority of its own
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        # With the priority of other threads: it takes Python's lock again behind each system call,
+        # and if it then waited for a processor, all that need the lock would wait with it. What
+        # takes time here is in the system, or a checksum; neither holds the lock.
         try:
             while (job := self._jobs.get()) is not None:
                 try:
