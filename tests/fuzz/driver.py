@@ -7,10 +7,11 @@ A target is a module with `run(data)`, which raises for a defect only.
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -80,8 +81,11 @@ def _drawn(name: str) -> Callable[[bytes, int, int], bytes]:
     return mutate
 
 
-def main(run: Callable[[bytes], None], name: str, draw: bool = False) -> None:
-    """Runs a target as its command line asks for.
+def main(
+    run: Callable[..., None], name: str, draw: bool = False, names: Sequence[str] = ()
+) -> None:
+    """Runs a target as its command line asks for. names: of the readers that it has, of which
+    `only`, an argument of run, is one.
 
     draw: the work is done where the fuzzer sees no coverage, so that it would keep to the shortest
     inputs; they are drawn instead.
@@ -95,7 +99,11 @@ def main(run: Callable[[bytes], None], name: str, draw: bool = False) -> None:
     parser.add_argument(
         "inputs", nargs="*", type=Path, help="files to run instead, without atheris"
     )
+    if names:
+        parser.add_argument("--only", choices=names, help="fuzz this reader alone")
     asked = parser.parse_args()
+    if names and asked.only:
+        run = functools.partial(run, only=asked.only)
     for path in asked.inputs:
         run(path.read_bytes())
     if asked.inputs:

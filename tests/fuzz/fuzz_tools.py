@@ -1,12 +1,15 @@
 """Any answer of a model with tools, and any definitions of tools: the events must not depend on how
-the answer was cut, nothing may be lost, and what is wrong with definitions must be a ValueError.
+the answer was cut, nothing may be lost, time must be in proportion to the text, and what is wrong
+with definitions must be a ValueError.
 
-The first byte chooses the style of the answer, or definitions; the second one how it is cut.
+The first byte chooses what is read: a style of calls, definitions, or thoughts; the second one how
+the answer is cut. `--only NAME` fuzzes one of them, such as `--only lfm2`.
 """
 
 from __future__ import annotations
 
 import json
+import time
 
 import driver
 from powerinfer_cpp.text.tools import (
@@ -15,6 +18,11 @@ from powerinfer_cpp.text.tools import (
     CallBegin,
     CallEnd,
     Content,
+    HarmonyParser,
+    Parser,
+    Thought,
+    ThoughtParser,
+    Thoughts,
     Tool,
     ToolParser,
     ToolRequest,
@@ -50,7 +58,10 @@ RULES = {
         "[ARGS]",
         "[CALL_ID]",
     ]
-    + ["<tool", "[TOOL", "<", "[", "]", ", ", "; "],
+    + ["<tool", "[TOOL", "<", "[", "]", ", ", "; "]
+    + ["\x02think>", "\x02/think>", "\x02a>b\x02c>", "\x02a>", "\x02d>", "```json\n", "\n```", "`"]
+    + ["<|start|>assistant", "<|channel|>", "analysis", "commentary to=functions.<name>", "as"]
+    + ["<|message|>", "<|end|>", "<|call|>", "<|constrain|>json", " to=functions.<name>"],
     "call": [
         '{"name": "<name>", "<key>": <value>}',
         '{"name": "<name>", "<key>": <value>}',
@@ -71,7 +82,20 @@ RULES = {
         '"<letters>"',
         '"{\\"a\\": 1}"',
         *("1", "-1.5e3", "null", "true", "NaN", "'a'", "}", "]", "<letters>"),
+        "<python>",
     ],
+    "python": [
+        "'<letters>'",
+        "add(a=<value>, b=<python>)",
+        "[add(a=<python>)]",
+        "add()\nnow(<letters>=<value>)",
+        '<prefix>"<letters><letters>"',
+        "<prefix>'''<letters>\n<letters>'''",
+        "(<value>, <python>)",
+        "{'a': <python>}",
+        *("0x1F", "1_0", "007", ".5", "1e999", "- 1", "True", "None", "...", "1j", "# a\n", "\\\n"),
+    ],
+    "prefix": ["", "r", "u", "b", "f", "Rb"],
     "letters": [
         "a",
         "",
@@ -87,6 +111,8 @@ RULES = {
         "\u20ac",
         "\x00",
         "\ud800",
+        *("\\n", "\\x41", "\\u00e9", "\\N{BULLET}", "\\", "'", "\r", "=", "#", "\t"),
+        " " * 250,
     ],
 }
 
@@ -115,31 +141,54 @@ DEFINITIONS = {
 }
 
 
-def _parser(style: str) -> ToolParser:
+_THINK = Thoughts("<think>", "</think>")
+_AROUND = Thoughts("<think>", "</think>", lead="<a>b<c>", last="<d>")
+_MOST_SECONDS = 0.2, 1e-4  # of processor time: at once, and for each character
+
+NAMES = [
+    *sorted(STYLES),
+    "definitions",
+    *("thoughts", "open thoughts", "thoughts and answers", "raw messages", "messages"),
+]
+
+
+def _parser(name: str, style: str) -> Parser:
+    """The reader of this name. style: of calls among thoughts."""
     count = iter(range(10**9))
-    return ToolParser(STYLES[style], _NAMES, new_id=lambda: str(next(count)), tools=[_ADD])
+    new_id = lambda: str(next(count))  # noqa: E731
+    if "messages" in name:
+        return HarmonyParser(_NAMES, new_id, split=name == "messages")
+    calls = ToolParser(STYLES[style], _NAMES, new_id=new_id, tools=[_ADD])
+    if "thoughts" not in name:
+        return calls
+    return ThoughtParser(_AROUND if "answers" in name else _THINK, "open" in name, calls)
 
 
-def _read(style: str, pieces: list[str]) -> list[object]:
+def _read(name: str, style: str, pieces: list[str]) -> list[object]:
     """The events, with adjacent texts of a kind joined."""
-    parser, found = _parser(style), []
-    for event in [event for piece in pieces for event in parser.push(piece)] + parser.finish():
+    parser, found = _parser(name, style), []
+    begin = time.process_time()
+    events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
+    at_once, each = _MOST_SECONDS
+    n = sum(map(len, pieces))
+    assert time.process_time() - begin < at_once + each * n, f"{n} characters take too long"
+    for event in events:
         last = found[-1] if found else None
-        if isinstance(event, Content | CallArguments) and type(event) is type(last):
+        if isinstance(event, Content | Thought | CallArguments) and type(event) is type(last):
             found[-1] = type(event)(*list(vars(event).values())[:-1], last.text + event.text)
         else:
             found.append(event)
     return found
 
 
-def _answer(style: str, text: str, step: int) -> None:
-    events = _read(style, [text])
-    assert events == _read(style, [text[i : i + step] for i in range(0, len(text), step)])
+def _answer(name: str, style: str, text: str, step: int) -> None:
+    events = _read(name, style, [text])
+    assert events == _read(name, style, [text[i : i + step] for i in range(0, len(text), step)])
     made = message(events)
     for call in made.get("tool_calls", []):
         arguments = call["function"]["arguments"]
         assert isinstance(json.loads(arguments), dict) and call["function"]["name"] in _NAMES
-    if "tool_calls" not in made:
+    if name in STYLES and name != "harmony" and "tool_calls" not in made:
         assert made["content"] == text
     opened = None
     for event in events:
@@ -162,14 +211,17 @@ def _definitions(text: str) -> None:
             json.dumps(style.forced(request), allow_nan=False)
 
 
-def run(data: bytes) -> None:
-    kind = data[0] % (len(STYLES) + 1) if data else 0
-    if kind == len(STYLES):
+def run(data: bytes, only: str | None = None) -> None:
+    name = only or NAMES[data[0] % len(NAMES) if data else 0]
+    if name == "definitions":
         _definitions(driver.grown(data[1:], DEFINITIONS, "<tools>"))
-    else:
-        text = driver.grown(data[2:], RULES, "<answer>").replace(_OPEN, "<")
-        _answer(sorted(STYLES)[kind], text, 1 + (data[1] if len(data) > 1 else 0) % 9)
+        return
+    text = driver.grown(data[2:], RULES, "<answer>").replace(_OPEN, "<")
+    cut = data[1] if len(data) > 1 else 0
+    # Among thoughts the byte that says how the text is cut says as well how calls are written.
+    style = name if name in STYLES else sorted(STYLES)[cut // 9 % len(STYLES)]
+    _answer("messages" if name == "harmony" else name, style, text, 1 + cut % 9)
 
 
 if __name__ == "__main__":
-    driver.main(run, "tools")
+    driver.main(run, "tools", names=NAMES)

@@ -27,7 +27,7 @@ CODE = re.compile(r"`([^`\n]+)`")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 COMMAND = re.compile(r"(?:\./)?powerinfer ([a-z][a-z-]*)(.*)|(?:\./)?(convert\.py|main)\b(.*)")
 # Options of programs that are not ours, and of ./run and pytest.
-OTHERS = {"--seconds", "--seed", "--preset", "--build", "--all", "--nightly", "--record"}
+OTHERS = {"--seconds", "--seed", "--only", "--preset", "--build", "--all", "--nightly", "--record"}
 OTHERS |= {"--tasks", "--include", "--from", "--no-install-recommends"}  # lm_eval, containers
 OTHERS |= {"--toolchain", "--target", "--local-dir"}  # cmake, hf
 for _script in (

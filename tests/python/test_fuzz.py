@@ -17,7 +17,7 @@ TARGETS = pick(
     {"fuzz_torch_zip": 20, "fuzz_template": 3, "fuzz_grammar": 1, "fuzz_gbnf": 2},
     {"fuzz_torch_zip": 60, "fuzz_template": 8, "fuzz_grammar": 3, "fuzz_gbnf": 5},
 )
-TARGETS = {**TARGETS, "fuzz_tools": 60}
+TARGETS = {**TARGETS, "fuzz_tools": pick(15, 60)}
 
 
 @pytest.fixture
