@@ -106,7 +106,7 @@ def test_what_a_text_added_is_found(
     sparse: str, n_blocks: int, model_path: Path, tmp_path: Path
 ) -> None:
     """The next turn of a conversation begins with the text, which predictors compute otherwise."""
-    long = {**BODY, "n_predict": 100, "ignore_eos": True, "return_tokens": True}
+    long = {**BODY, "max_tokens": 100, "ignore_eos": True, "return_tokens": True}
     with serve(model_path, tmp_path, sparse=sparse) as server:
         text = server.post("completion", long).json()
     turn = {**BODY, "prompt": [*IDS, *text["tokens"], *IDS[1:20]]}
@@ -357,7 +357,7 @@ def test_what_may_wait(model_path: Path, tmp_path: Path) -> None:
         prefixes = server.model.prefixes
         gate = threading.Event()
         prefixes._write_job = lambda job: gate.wait(serving.SECONDS)
-        server.post("completion", {**BODY, "n_predict": 100, "ignore_eos": True})
+        server.post("completion", {**BODY, "max_tokens": 100, "ignore_eos": True})
         waits = [len(job.names) for job in prefixes._pinned.values()]
         assert waits == [4, 6]
         ask(server, {**BODY, "prompt": [1, *IDS[::-1]]})
