@@ -1,6 +1,7 @@
 """Tells which circle of tests finds each fault of tests/faults.
 
-    python scripts/faults.py [--folder FOLDER] [--skip-clean] [--at-least N] [FAULT ...]
+    python scripts/faults.py [--folder FOLDER] [--skip-clean] [--up-to test|all] [--at-least N]
+                             [FAULT ...]
 
 A fault is a patch that breaks the product in a small way. Its header names the test that must fail:
 
@@ -12,8 +13,8 @@ A fault is a patch that breaks the product in a small way. Its header names the 
 The faults of this checkout's HEAD are applied one by one to a clone of it, where `./run test`, then
 `./run test --all`, then `./run test --nightly` run the named tests, until one of them fails. Before
 that, the named tests must pass without a fault. A folder that is given again keeps what was built
-there. Prints a table. Exit status 1: a patch does not apply, a test fails without a fault, or test
-and --all find fewer faults than --at-least.
+there; --up-to leaves wider circles out. Prints a table. Exit status 1: a patch does not apply, a
+test fails without a fault, or test and --all find fewer faults than --at-least.
 """
 
 import argparse
@@ -122,10 +123,10 @@ def run(clone: Path, circle: str, tests: Iterable[str]) -> dict[str, str]:
     return {test: ended(test) for test in dict.fromkeys(tests)}
 
 
-def unfit(clone: Path, chosen: Sequence[Fault]) -> dict[str, str]:
+def unfit(clone: Path, chosen: Sequence[Fault], circles: Sequence[str]) -> dict[str, str]:
     """Named tests that do not pass without a fault in any circle, and how they end."""
     left = {test: "missing" for fault in chosen for test in fault.tests}
-    for circle in CIRCLES:
+    for circle in circles:
         if left:
             ends = run(clone, circle, left)
             left = {test: end for test, end in ends.items() if end != "passed"}
@@ -134,12 +135,12 @@ def unfit(clone: Path, chosen: Sequence[Fault]) -> dict[str, str]:
     return left
 
 
-def finder(clone: Path, fault: Fault) -> str:
+def finder(clone: Path, fault: Fault, circles: Sequence[str]) -> str:
     """The first circle in which a named test fails; or why none does."""
     if why := git(clone, "apply", fault.path):
         return f"does not apply: {why}"
     try:
-        for circle in CIRCLES:
+        for circle in circles:
             ends = run(clone, circle, fault.tests).values()
             if "failed" in ends:
                 return circle
@@ -156,6 +157,8 @@ def main() -> None:
     parser.add_argument("faults", nargs="*", help="their numbers or names; none: all")
     parser.add_argument("--folder", type=Path, help="where to work; default: a temporary one")
     parser.add_argument("--skip-clean", action="store_true", help="without a run before all faults")
+    names = [circle.removeprefix("--") for circle in CIRCLES]
+    parser.add_argument("--up-to", choices=names, default=names[-1], help="the widest circle")
     parser.add_argument("--at-least", type=int, metavar="N", help="faults; default: all of them")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -180,13 +183,14 @@ def work(args: argparse.Namespace, folder: Path) -> int:
     for fault in chosen:
         if why := git(clone, "apply", "--check", fault.path):
             print(f"{fault.name} does not apply: {why}", file=sys.stderr, flush=True)
-    bad = {} if args.skip_clean else unfit(clone, chosen)
+    circles = CIRCLES[: [circle.removeprefix("--") for circle in CIRCLES].index(args.up_to) + 1]
+    bad = {} if args.skip_clean else unfit(clone, chosen, circles)
     for test, end in bad.items():
         print(f"{test}: {end} without a fault", file=sys.stderr)
     rows, n_found, n_stale = [], 0, 0
     for fault in chosen:
         begin = time.monotonic()
-        found = finder(clone, fault)
+        found = finder(clone, fault, circles)
         if found in CIRCLES and bad.keys() & set(fault.tests):
             found = "nothing: its test fails without it, too"
         n_found += found in CIRCLES[:2]
