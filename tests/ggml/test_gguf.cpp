@@ -127,6 +127,30 @@ void accepts() {
     CHECK(message(one({std::string(127, 'n')}).bytes()) == "");
 }
 
+// Tensors lie from the next multiple of the alignment on, wherever the header ends.
+void alignments() {
+    for (uint32_t a = 8; a <= 65536; a *= 2) {
+        for (size_t more = 0; more < 2 * size_t(a); more += 1 + size_t(a) * 3 / 16) {
+            Crafted file = with(kv("general.alignment", ValueType::u32, u32(a)));
+            file.values.push_back(kv("fills", ValueType::string, str(std::string(more, 'f'))));
+            file.alignment = a;
+            file.tensors = {{"one", {2}, 0, 0}, {"two", {2}, 0, a}, {"four", {2}, 0, 3 * a}};
+            const std::string header = file.bytes();
+            std::string bytes = header + std::string(3 * a + 8, '.');
+            bytes.replace(header.size(), 8, "the one.");
+            bytes.replace(header.size() + a, 8, "the two.");
+            bytes.replace(header.size() + 3 * a, 8, "the last");
+            const ggml::Gguf gguf = parsed(bytes);
+            const auto at = [&](const char* name) {
+                return bytes.substr(gguf.find_tensor(name)->offset, 8);
+            };
+            CHECK(at("one") == "the one." && at("two") == "the two." && at("four") == "the last");
+            file.tensors[1].offset = a + a / 2;
+            CHECK_THROWS(format, parse(file.bytes() + std::string(3 * a + 8, '.')));
+        }
+    }
+}
+
 // ---- one case per rule -----------------------------------------------------------------------
 
 void rejects_headers() {
@@ -281,6 +305,7 @@ int main() {
     typed_reads();
     asked_keys();
     accepts();
+    alignments();
     rejects_headers();
     rejects_values();
     rejects_tensors();

@@ -105,6 +105,39 @@ void round_trip() {
     }
 }
 
+// Written and read again, also as parts of one model of which each has its own.
+void alignments() {
+    const auto write = [](const std::string& path, uint32_t a, int no) {
+        GgufWriter w(path, "GGUF", a);
+        w.add_u32("split.no", uint32_t(no));
+        w.add_u32("split.count", 2);
+        w.add_string("fills", std::string(size_t(37 * no), 'f'));
+        const std::string first(20, char('a' + 2 * no)), second(4, char('b' + 2 * no));
+        w.add_tensor(format("first%d", no), DType::I8, {20});
+        w.add_tensor(format("second%d", no), DType::I8, {4});
+        w.write(first.data(), 20);
+        w.write(second.data(), 4);
+        w.finish();
+    };
+    for (uint32_t a = 8; a <= 4096; a *= 2) {
+        const uint32_t other = a == 32 ? 64 : 8 * 4096 / a;
+        const std::string paths[] = {at("a-00001-of-00002.gguf"), at("a-00002-of-00002.gguf")};
+        write(paths[0], a, 0);
+        write(paths[1], other, 1);
+        Opened one = open(paths[0]);
+        const Opened two = open(paths[1]);
+        one.gguf.append_tensors(two.gguf, 1);
+        std::string found;
+        for (const TensorInfo& t : one.gguf.tensors()) {
+            CHECK(t.offset % (t.file ? other : a) == 0);
+            const Mapping& data = t.file ? *two.mapping : *one.mapping;
+            found.append(reinterpret_cast<const char*>(data.data() + t.offset), t.bytes);
+        }
+        CHECK(found == std::string(20, 'a') + "bbbb" + std::string(20, 'c') + "dddd");
+        CHECK(one.mapping->size() % a == 0 && two.mapping->size() % other == 0);
+    }
+}
+
 // Read bit by bit: values and names that end where a read does, beside it, and far behind it.
 void headers_of_any_length() {
     constexpr uint64_t kFirst = 1 << 16;  // bytes of the first read
@@ -308,6 +341,7 @@ int main() {
     const TemporaryFolder temporary("test_gguf");
     folder = temporary.path();
     round_trip();
+    alignments();
     headers_of_any_length();
     rejects_truncation();
     splits();

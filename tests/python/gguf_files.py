@@ -110,9 +110,10 @@ def changed(
 ) -> Path:
     """A copy with other values of keys (None: without the key) and of tensors (None: without it).
 
-    keys: a value of the same kind as the file's takes its type. tensors gets the name and the
-    elements as the file stores them, blocks as bytes; what it gives back as float32 is stored as
-    F32; it may also give bytes and the type that they are of. added: new tensors.
+    keys: a value of the same kind as the file's takes its type; general.alignment is that of the
+    copy. tensors gets the name and the elements as the file stores them, blocks as bytes; what it
+    gives back as float32 is stored as F32; it may also give bytes and the type that they are of.
+    added: new tensors.
     """
     reader, keys = gguf.GGUFReader(source), dict(keys or {})
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
@@ -121,7 +122,7 @@ def changed(
             continue
         value = field.contents()
         if field.name == "general.alignment":
-            writer.add_custom_alignment(int(value))
+            keys.setdefault(field.name, int(value))
             continue
         new = keys.get(field.name, value)
         if _kind(new) != _kind(value):
@@ -129,6 +130,8 @@ def changed(
         element = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(field.name, new, field.types[0], element)
         keys.pop(field.name, None)
+    if alignment := keys.pop("general.alignment", None):
+        writer.add_custom_alignment(alignment)
     for key, value in keys.items():
         kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
         if isinstance(value, list):
