@@ -401,6 +401,56 @@ void test_rope(RopePairs kind) {
     }
 }
 
+// Tables and turns of texts that begin anywhere, over several pages of positions: whole heads and
+// parts of them, with frequencies as models have them, and ones that are stretched one by one.
+void test_rope_of_texts(RopePairs kind) {
+    constexpr int64_t kRows = 136;
+    struct Shape {
+        int64_t heads, head_dim, pairs;
+    };
+    for (const Shape& shape : {Shape{2, 32, 16}, Shape{1, 80, 10}, Shape{3, 14, 7}}) {
+        const int64_t width = shape.heads * shape.head_dim, pairs = shape.pairs;
+        std::vector<double> frequency;
+        for (int64_t i = 0; i < pairs; i++) {
+            const double stretch = shape.heads == 2 ? 1 : 1 + double(rng() % 64) / 8;
+            frequency.push_back(std::pow(10000.0, -double(i) / double(pairs)) / stretch);
+        }
+        const Floats x = random_floats(kRows * width);
+        for (const int32_t begin : {0, 60, 500, 4000, 100000}) {
+            std::vector<int32_t> position;
+            for (int32_t t = 0; t < kRows; t++) position.push_back(begin + t);
+            const auto op = [&](Context& context, int64_t first, int64_t count) {
+                Floats y(x.begin() + first * width, x.begin() + (first + count) * width);
+                Floats table(size_t(count * pairs) * 2, NAN);
+                rope_table(context, frequency.data(), pairs, 1.5, position.data() + first, count,
+                           table.data());
+                rope(context, y.data(), count, shape.heads, shape.head_dim, table.data(), pairs,
+                     kind);
+                return y;
+            };
+            Doubles expected(x.begin(), x.end()), size(x.size(), 0);
+            for (int64_t t = 0; t < kRows; t++) {
+                for (int64_t i = 0; i < pairs; i++) {
+                    const auto angle = (long double)(double(begin + t) * frequency[size_t(i)]);
+                    const double c = 1.5 * double(std::cos(angle));
+                    const double s = 1.5 * double(std::sin(angle));
+                    for (int64_t h = 0; h < shape.heads; h++) {
+                        const bool adjacent = kind == RopePairs::adjacent;
+                        const int64_t head = (t * shape.heads + h) * shape.head_dim;
+                        const size_t at = size_t(head + (adjacent ? 2 * i : i));
+                        const size_t other = at + size_t(adjacent ? 1 : pairs);
+                        const double a = x[at], b = x[other];
+                        expected[at] = a * c - b * s;
+                        expected[other] = a * s + b * c;
+                        size[at] = size[other] = 1.5 * (std::fabs(a) + std::fabs(b));
+                    }
+                }
+            }
+            CHECK(close(steady(op, kRows), expected, size));
+        }
+    }
+}
+
 void test_all() {
     for (DType type : {DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0}) {
         test_matmul(type);
@@ -414,6 +464,8 @@ void test_all() {
     test_xielu();
     test_rope(RopePairs::adjacent);
     test_rope(RopePairs::halves);
+    test_rope_of_texts(RopePairs::adjacent);
+    test_rope_of_texts(RopePairs::halves);
 }
 
 // Makes a Context with a value of GGML_ISA and returns the name of its kernels.

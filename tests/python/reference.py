@@ -21,13 +21,23 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
 
 
-def rotate(x: np.ndarray, theta: float) -> np.ndarray:
-    """Rotates x [n_tokens, n_head, head_dim], element i with element i + head_dim/2."""
+def frequencies(theta: float, head_dim: int) -> np.ndarray:
+    """Radians per position of each pair, [head_dim / 2]."""
+    half = head_dim // 2
+    return theta ** (-np.arange(half) / half)
+
+
+def turn(x: np.ndarray, frequency: np.ndarray, magnitude: float = 1.0) -> np.ndarray:
+    """Rotates x [n_tokens, n_head, head_dim], element i with element i + head_dim/2, and scales."""
     half = x.shape[-1] // 2
-    angle = np.arange(len(x))[:, None] * theta ** (-np.arange(half) / half)
-    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+    angle = np.arange(len(x))[:, None] * frequency
+    cos, sin = magnitude * np.cos(angle)[:, None], magnitude * np.sin(angle)[:, None]
     a, b = x[..., :half], x[..., half:]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def rotate(x: np.ndarray, theta: float) -> np.ndarray:
+    return turn(x, frequencies(theta, x.shape[-1]))
 
 
 def logits(
@@ -36,13 +46,16 @@ def logits(
     tokens: list[int],
     activation: str,
     blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None,
+    turns: tuple[np.ndarray, float] | None = None,
 ) -> np.ndarray:
     """float64 [n_tokens, n_vocab]. blocks: gets each layer's residual before its feed-forward block
-    and the norm of it, [n_tokens, n_embd], and what enters the down projection. Heads and neurons
-    of a layer are as many as its weights have; heads are as wide in all layers."""
+    and the norm of it, [n_tokens, n_embd], and what enters the down projection. turns: frequencies
+    and magnitude in place of the config's. Heads and neurons of a layer are as many as its weights
+    have; heads are as wide in all layers."""
     w = {name: value.astype(np.float64) for name, value in weights.items()}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     theta = (config.get("rope_parameters") or config).get("rope_theta", 10000.0)
+    turns = turns or (frequencies(theta, head_dim), 1.0)
     eps, n = config["rms_norm_eps"], len(tokens)
 
     def linear(x: np.ndarray, name: str) -> np.ndarray:
@@ -56,7 +69,7 @@ def logits(
         q, k, v = (
             linear(y, f"{layer}.self_attn.{part}_proj").reshape(n, -1, head_dim) for part in "qkv"
         )
-        q, k = rotate(q, theta), rotate(k, theta)
+        q, k = turn(q, *turns), turn(k, *turns)
         k, v = (np.repeat(part, q.shape[1] // k.shape[1], axis=1) for part in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(head_dim) + future
         share = np.exp(scores - scores.max(-1, keepdims=True))

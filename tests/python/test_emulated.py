@@ -12,6 +12,7 @@ import builds
 import pytest
 
 GCC = "aarch64-linux-gnu-g++"
+PROGRAMS = ("test_kernels", "test_neuron_kernels", "test_ops")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),  # the first test builds a whole system's programs
@@ -55,7 +56,7 @@ def arm() -> Path:
     """A folder with main and the tests of kernels for 64-bit ARM."""
     tool("qemu-aarch64")
     tool(GCC)
-    return builds.build("arm", "main", "test_kernels", "test_neuron_kernels")
+    return builds.build("arm", "main", *PROGRAMS)
 
 
 # max has every feature, the A76 sdot without smmla, the A53 neither.
@@ -80,7 +81,7 @@ def test_arm_writes_the_same(
         assert refused.returncode and "this machine cannot run it" in refused.stderr
 
 
-@pytest.mark.parametrize("program", ["test_kernels", "test_neuron_kernels"])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_arm_kernels(arm: Path, program: str) -> None:
     printed = run("qemu-aarch64", "-cpu", "max", arm / "tests" / program)
     assert "this machine has no neon" not in printed
