@@ -250,6 +250,41 @@ void test_pages() {
     CHECK(distance(logits(session, rest, 96, SIZE_MAX, 1), end) < 1e-5);
 }
 
+// A row by itself that begins a page: the device gets the page's number with it, and does not go on
+// with the one that stood there before, of the other sequence.
+void test_rows_that_begin_a_page() {
+    Split split;
+    pi_session_params pool = split.params;
+    pool.n_kv = 192;
+    Session session(split.model, pool);
+    const int64_t vocab = split.model->config.n_vocab;
+    Floats expected[2];
+    std::vector<uint8_t> states[2];
+    Tokens last[2];
+    for (int32_t seq : {0, 1}) {
+        const Tokens tokens = random_tokens(65, uint64_t(20 + seq));
+        last[seq] = {tokens.back()};
+        const Floats all = logits(session, tokens, 96, SIZE_MAX, seq);
+        expected[seq].assign(all.end() - vocab, all.end());
+        session.truncate(seq, 64);
+        states[seq].resize(size_t(state_size(session, seq)));
+        save_state(session, seq, states[seq].data());
+        session.truncate(seq, 0);
+    }
+    int32_t before = -1;
+    for (int round = 0; round < 4; round++) {
+        const int32_t seq = round % 2;
+        if (seq == 0) session.truncate(1, 0);
+        session.truncate(seq, 0);
+        load_state(session, seq, states[seq].data(), states[seq].size());
+        CHECK(same(logits(session, last[seq], 1, SIZE_MAX, seq), expected[seq]));
+        const int32_t page = session.sequences().pages(seq)[1];
+        CHECK(page != before);
+        before = page;
+        session.truncate(seq, 64);  // the page is free for the other one
+    }
+}
+
 // Prompts of two sequences in one call, then generated tokens of both: every row has the bits that
 // it has by itself.
 void test_batches() {
@@ -416,6 +451,7 @@ const Group kGroups[] = {
     {"batches", test_batches},
     {"figures", test_figures},
     {"pages", test_pages},
+    {"rows that begin a page", test_rows_that_begin_a_page},
     {"long context", test_long_context},
     {"stops", test_stops},
     {"refusals", test_refusals},
