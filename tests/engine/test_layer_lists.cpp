@@ -1,11 +1,14 @@
 // Nine models of today as lists of parts, with the sizes that are published: pages of keys and
 // values, scratch memory, blocks and recordings take what sums by hand say. Only sizes are here, no
 // weights. Kinds of parts that have no code yet (Mamba-2, delta nets) are left out of their layers.
+#include <chrono>
+
 #include "engine/sessions.h"
 #include "memory/kv_pages.h"
 #include "memory/workspace.h"
 #include "model/families/family.h"
 #include "observe/recorder.h"
+#include "weights/weight_plan.h"
 
 using namespace powerinfer;
 
@@ -276,9 +279,35 @@ void test_gemma4_e2b() {  // embeddings for each layer; the last 20 layers share
         256);
 }
 
+// Seconds of a plan of n layers, with three kinds of weights in each.
+double seconds_of_plan(int64_t n) {
+    ggml::TensorInfo tensor{"", ggml::DType::F32, 1, {64, 1, 1, 1}, 0, 256, 0};
+    const float* to = nullptr;
+    std::vector<WeightSpec> weights;
+    for (int64_t i = 0; i < n; i++) {
+        for (Part part : {Part::norms, Part::attention, Part::ffn}) {
+            weights.push_back({part, blk(i, "x"), {64}, 0, 1, 64, Vector{&to}, nullptr, {}});
+            weights.back().tensor = &tensor;
+        }
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    const WeightPlan plan = plan_weights(weights, true, nullptr, OnDisk::nothing);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    CHECK(int64_t(plan.parts.size()) == 3 * n &&
+          total(plan.parts, Tier::ram) == uint64_t(3 * n * 256));
+    return took.count();
+}
+
+// A file may have 65,536 layers.
+void test_plan_is_linear() {
+    const auto least = [](int64_t n) { return std::min(seconds_of_plan(n), seconds_of_plan(n)); };
+    CHECK(least(16000) < 9 * least(4000));
+}
+
 }  // namespace
 
 int main() {
+    test_plan_is_linear();
     test_falcon_7b();
     test_smallthinker_21b();
     test_gemma3_270m();

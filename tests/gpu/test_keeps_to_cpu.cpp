@@ -141,7 +141,7 @@ void test_grids() {
     shape.type = DType::IQ2_XXS, shape.n_embd = shape.n_ff = 256, shape.head_dim = 64;
     const auto model = inspected(tiny::describe(shape), session_params());
     CHECK(says(keeps_to_cpu(*model, 0), "no operator on the device for tensor \"blk.0."));
-    CHECK(keeps_head_to_cpu(*model));
+    CHECK(KeptToCpu(*model).head());
 }
 
 // An RMS norm with one weight for all heads is there; a LayerNorm is not, even of a single head,
@@ -166,10 +166,10 @@ void test_norms_of_heads() {
     CHECK(says(keeps_to_cpu(*model, 1), "a LayerNorm over each head"));
     const auto without = inspected(tiny::describe(Shape{}), session_params());
     without->config.norm = Config::Norm::layer;
-    CHECK(keeps_to_cpu(*without, 1).empty() && !keeps_head_to_cpu(*without));
+    CHECK(keeps_to_cpu(*without, 1).empty() && !KeptToCpu(*without).head());
     without->config.norm_bias = false;
     CHECK(says(keeps_to_cpu(*without, 1), "LayerNorm without bias"));
-    CHECK(keeps_head_to_cpu(*without));
+    CHECK(KeptToCpu(*without).head());
 }
 
 // A vector with a row for each head stays; a part of a longer one, which is rows of one value, does

@@ -33,7 +33,7 @@ def _kind(value: Any) -> tuple[type, ...]:
     return (list, *map(type, value[:1])) if isinstance(value, list) else (type(value),)
 
 
-def _entry(key: str, value: Any) -> bytes:
+def entry(key: str, value: Any) -> bytes:
     """A key and its value: bool, int (u32; i32 below 0), float (f32), str, or a list of one of
     them."""
     plain = value[0] if isinstance(value, list) else value
@@ -84,7 +84,7 @@ class Spliced:
         for begin, end in sorted(gone, reverse=True):
             head = head[:begin] + head[end:]
         new = {key: value for key, value in (keys or {}).items() if value is not None}
-        entries = b"".join(_entry(key, value) for key, value in new.items())
+        entries = b"".join(entry(key, value) for key, value in new.items())
         n_tensors = len(self.tensors) + len(tensors or {})
         counts = struct.pack("<QQ", n_tensors, n_keys - len(gone) + len(new))
         infos, data = b"", self._padded(self._data)

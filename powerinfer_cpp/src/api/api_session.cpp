@@ -303,8 +303,9 @@ pi_status pi_session_neurons(const pi_session* s, int32_t first, int32_t n, pi_n
         for (int32_t i = first; i < first + n; i++, to += size) {
             pi_neuron_counts sum{};
             sum.struct_size = size;
-            for (const powerinfer::FeedForward* part : s->session.model->ffns) {
-                if (part->layer == i) add_counts(s->session, size_t(part->index), sum);
+            for (const powerinfer::LayerPart& part : s->session.model->layers[size_t(i)].parts) {
+                const auto* f = std::get_if<powerinfer::FeedForward>(&part.op);
+                if (f) add_counts(s->session, size_t(f->index), sum);
             }
             std::memcpy(to, &sum, size);
         }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <unordered_map>
 
 #include "base/names.h"
 #include "files/find_bundle.h"
@@ -183,24 +184,21 @@ class Bundler {
         return b;
     }
 
-    // Has the part of a layer this tensor, in one of its rows?
-    static bool is_of(const Block& b, const TensorInfo& t) {
-        return std::any_of(b.rows.begin(), b.rows.end(),
-                           [&](const SourceRows& row) { return row.tensor == &t; });
-    }
-
     // Calls copied(tensor) or bundled(block) for all that the new file has, in its order: a bundle
     // takes the place of its first row's tensor.
     template <typename Copied, typename Bundled>
     void each_tensor(const Copied& copied, const Bundled& bundled) const {
+        std::unordered_map<const TensorInfo*, const Block*> of;  // what the tensors become
+        for (const Block& b : blocks_) {
+            for (const SourceRows& row : b.rows) of.emplace(row.tensor, &b);
+            of.emplace(gguf_.find_tensor(b.replaced_checksums), &b);
+        }
         for (const TensorInfo& t : gguf_.tensors()) {
-            const auto b = std::find_if(blocks_.begin(), blocks_.end(), [&](const Block& of) {
-                return is_of(of, t) || t.name == of.replaced_checksums;
-            });
-            if (b == blocks_.end()) {
+            const auto b = of.find(&t);
+            if (b == of.end()) {
                 copied(t);
-            } else if (b->rows[0].tensor == &t) {
-                bundled(*b);
+            } else if (b->second->rows[0].tensor == &t) {
+                bundled(*b->second);
             }
         }
     }

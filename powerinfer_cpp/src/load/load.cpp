@@ -377,9 +377,11 @@ const FeedForward& Model::only_ffn(int64_t layer) const {
 }
 
 int64_t Model::neurons_from(int64_t layer) const {
-    int64_t n = 0;
-    for (const FeedForward* f : ffns) n += f->layer >= layer ? f->n_ff : 0;
-    return n;
+    const auto from =
+        std::lower_bound(ffns.begin(), ffns.end(), layer,
+                         [](const FeedForward* f, int64_t first) { return f->layer < first; });
+    if (from == ffns.end()) return 0;
+    return ffns.back()->first_neuron + ffns.back()->n_ff - (*from)->first_neuron;
 }
 
 int64_t Model::device_neurons(int64_t layer) const {

@@ -16,15 +16,6 @@ namespace {
 
 using ggml::Value;
 
-// Values that change nothing: what the engine computes with anyway, and llama.cpp's values for "not
-// said".
-using Neutral = bool (*)(const Value& v, const Model& m);
-
-struct Rule {
-    const char* key;  // without the architecture; * stands for any text
-    Neutral neutral;
-};
-
 // Attention in the first layer that has it; null: none has.
 const Attention* first_attention(const Model& m) {
     for (const Layer& layer : m.layers) {
@@ -33,14 +24,30 @@ const Attention* first_attention(const Model& m) {
     return nullptr;
 }
 
-// The first table of RoPE.
-Rope first_rope(const Model& m) {
-    return m.config.ropes.empty() ? Rope() : m.config.ropes[0];
-}
+// A model, as far as rules look at it. It is found once: a file may have thousands of keys.
+struct Known {
+    explicit Known(const Model& m)
+        : config(m.config),
+          attention(first_attention(m)),
+          // Do attention and the feed-forward block read the same stream?
+          in_parallel(m.layers[0].parts[0].add == LayerPart::Add::with_next) {}
+    const Config& config;
+    const Attention* attention;
+    bool in_parallel;
+};
 
-// Do attention and the feed-forward block read the same stream?
-bool in_parallel(const Model& m) {
-    return m.layers[0].parts[0].add == LayerPart::Add::with_next;
+// Values that change nothing: what the engine computes with anyway, and llama.cpp's values for "not
+// said".
+using Neutral = bool (*)(const Value& v, const Known& m);
+
+struct Rule {
+    const char* key;  // without the architecture; * stands for any text
+    Neutral neutral;
+};
+
+// The first table of RoPE.
+Rope first_rope(const Known& m) {
+    return m.config.ropes.empty() ? Rope() : m.config.ropes[0];
 }
 
 namespace neutral {
@@ -56,42 +63,40 @@ bool only(const Value& v, std::initializer_list<double> allowed) {
     return true;
 }
 
-bool off(const Value& v, const Model&) {
+bool off(const Value& v, const Known&) {
     return only(v, {0});
 }
 
-bool on(const Value& v, const Model&) {
+bool on(const Value& v, const Known&) {
     return only(v, {1});
 }
 
-bool factor(const Value& v, const Model&) {
+bool factor(const Value& v, const Known&) {
     return only(v, {0, 1});
 }
 
-bool width(const Value& v, const Model& m) {
+bool width(const Value& v, const Known& m) {
     return only(v, {0, double(m.config.n_embd)});
 }
 
-bool head(const Value& v, const Model& m) {
-    const Attention* a = first_attention(m);
-    return !a || only(v, {0, double(a->head_dim)});
+bool head(const Value& v, const Known& m) {
+    return !m.attention || only(v, {0, double(m.attention->head_dim)});
 }
 
-bool scale(const Value& v, const Model& m) {
-    const Attention* a = first_attention(m);
-    return !a || only(v, {0, double(a->scale)});
+bool scale(const Value& v, const Known& m) {
+    return !m.attention || only(v, {0, double(m.attention->scale)});
 }
 
-bool base(const Value& v, const Model& m) {
+bool base(const Value& v, const Known& m) {
     return only(v, {0, first_rope(m).base});
 }
 
-bool local_base(const Value& v, const Model& m) {
+bool local_base(const Value& v, const Known& m) {
     return only(v, {0, m.config.ropes.empty() ? 0 : m.config.ropes.back().base});
 }
 
 // The name of an activation in config.json.
-bool activation(const Value& v, const Model& m) {
+bool activation(const Value& v, const Known& m) {
     struct Name {
         const char* theirs;
         ggml::Activation ours;
@@ -127,7 +132,7 @@ constexpr Rule kDecisive[] = {
     {"attention.temperature_scale", neutral::off},
     {"attention.temperature_length", neutral::off},
     {"attention.sliding_window",
-     [](const Value& v, const Model& m) {
+     [](const Value& v, const Known& m) {
          const bool wide = !v.is_array() && v.is_integer() && v.integer() >= m.config.n_ctx;
          return wide || only(v, {0});
      }},
@@ -148,7 +153,7 @@ constexpr Rule kDecisive[] = {
     {"embedding_length_per_layer_input", neutral::off},
     {"features_length", neutral::width},
     {"embedding_scale",
-     [](const Value& v, const Model& m) { return only(v, {0, double(m.config.embedding_scale)}); }},
+     [](const Value& v, const Known& m) { return only(v, {0, double(m.config.embedding_scale)}); }},
     {"residual_scale", neutral::factor},
     {"logit_scale", neutral::factor},
     {"final_logit_softcapping", neutral::off},
@@ -158,10 +163,10 @@ constexpr Rule kDecisive[] = {
     {"hyper_connection.count", neutral::factor},
     // layers
     {"use_parallel_residual",
-     [](const Value& v, const Model& m) { return only(v, {double(in_parallel(m))}); }},
+     [](const Value& v, const Known& m) { return only(v, {double(m.in_parallel)}); }},
     {"nextn_predict_layers", neutral::off},
     {"decoder_block_count",
-     [](const Value& v, const Model& m) { return only(v, {0, double(m.config.n_layer)}); }},
+     [](const Value& v, const Known& m) { return only(v, {0, double(m.config.n_layer)}); }},
     {"hash_layer_count", neutral::off},
     {"altup.num_inputs", neutral::factor},
     {"ssm.*", neutral::off},
@@ -194,7 +199,7 @@ constexpr Rule kDecisive[] = {
     {"router_logit_softcapping", neutral::off},
     // RoPE; rope.{global,local} are Ollama's
     {"rope.dimension_count_swa",
-     [](const Value& v, const Model& m) { return only(v, {0, double(first_rope(m).n_rot)}); }},
+     [](const Value& v, const Known& m) { return only(v, {0, double(first_rope(m).n_rot)}); }},
     {"rope.freq_base_swa", neutral::local_base},
     {"rope.local.freq_base", neutral::local_base},
     {"rope.global.freq_base", neutral::base},
@@ -337,6 +342,7 @@ void check_unread_keys(const Model& model, bool allow, Notes& notes) {
     const ggml::Gguf& gguf = model.file.gguf;
     const Config& c = model.config;
     const std::string prefix = c.architecture + ".";
+    const Known known(model);
     std::vector<std::string> decisive, unknown;
     std::string reason;
     for (size_t i = 0; i < gguf.values().size(); i++) {
@@ -361,7 +367,7 @@ void check_unread_keys(const Model& model, bool allow, Notes& notes) {
             if (!among(key, kHarmless)) unknown.push_back(ggml::shown(name));
             continue;
         }
-        if (rule->neutral(value, model)) continue;
+        if (rule->neutral(value, known)) continue;
         decisive.push_back(ggml::shown(name));
         if (decisive.size() > 1) continue;
         reason = "key " + decisive[0] + " is " + value_text(value);

@@ -26,7 +26,11 @@ KvPages::KvPages(ggml::Carver& carver, const std::vector<Layer>& layers, const p
       all_bytes_(kv_page_bytes(layers, 0, type_)),
       page_bytes_(all_bytes_ - kv_page_bytes(layers, n_ram, type_)),
       n_pages_(kv_pages(p)) {
-    for (const Layer& layer : layers) runs_.push_back(kv_runs(layer, type_));
+    int64_t begin = 0;
+    for (const Layer& layer : layers) {
+        begin_.push_back(begin);
+        begin += runs_.emplace_back(kv_runs(layer, type_)).bytes();
+    }
     carver.take(memory_, {n_pages_, page_bytes_});
     carver.take(labels_, {n_pages_});
     carver.take(owners_, {n_pages_});
@@ -87,8 +91,7 @@ void KvPages::write(int32_t page, int64_t n, const uint8_t* from) const {
 }
 
 ggml::KvLayer KvPages::layer(int64_t i) const {
-    uint8_t* keys = memory_;
-    for (int64_t before = 0; before < i; before++) keys += runs_[size_t(before)].bytes();
+    uint8_t* const keys = memory_ + begin_[size_t(i)];
     const KvRuns& runs = runs_[size_t(i)];
     uint8_t* const values = runs.v_bytes ? keys + runs.n_head_kv * runs.k_bytes : nullptr;
     return {type_, runs.n_head_kv, runs.head_dim, runs.v_head_dim, keys, values, page_bytes_};

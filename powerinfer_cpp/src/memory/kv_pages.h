@@ -89,6 +89,7 @@ class KvPages {
 
     ggml::DType type_ = ggml::DType::F16;
     std::vector<KvRuns> runs_;                // of all layers
+    std::vector<int64_t> begin_;              // of each layer's runs in a page, bytes
     int64_t n_ram_ = 0;                       // layers
     int64_t all_bytes_ = 0, page_bytes_ = 0;  // of a page: of all layers, and of those in RAM
     uint8_t* memory_ = nullptr;               // [pages][n_ram] KvRuns

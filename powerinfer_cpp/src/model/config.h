@@ -43,6 +43,7 @@ struct Config {
     int64_t n_ctx = 0;  // positions that the model was trained with
     int64_t n_embd = 0;
     int64_t n_layer = 0;
+    int64_t first_heads = 0;  // of the first layer with attention; 0: none has it
     // Layers behind them that guess further tokens (multi-token prediction). See Model::nextn.
     int64_t n_nextn = 0;
     ggml::RopePairs rope_pairs = ggml::RopePairs::adjacent;

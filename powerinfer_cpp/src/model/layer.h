@@ -136,9 +136,9 @@ struct FeedForward {
     bool norms_values = false;
     float sparse_threshold = 0;  // predictor score below which a neuron is skipped
     float recall = 0;            // share of firings that it found in training; 0: unknown
-    // Where it is in the model: its layer, its number among all feed-forward parts, and that of its
-    // first block among all blocks.
-    int64_t layer = 0, index = 0, first_block = 0;
+    // Where it is in the model: its layer, its number among all feed-forward parts, that of its
+    // first block among all blocks, and neurons of a block of each part before it.
+    int64_t layer = 0, index = 0, first_block = 0, first_neuron = 0;
 
     // Values of a row that a block reads and gives, in a model of n_embd.
     int64_t columns(int64_t n_embd) const { return width ? width : n_embd; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_map>
 
 #include "device/device_model.h"
 #include "ggml/sizes.h"
@@ -28,6 +29,7 @@ class Chooser {
           rows_(m.layers.size()),
           bundled_(m.layers.size()) {
         for (const WeightSpec& w : m.weights) {
+            if (const auto* v = std::get_if<Vector>(&w.target)) vectors_.emplace(v->to, &w);
             const int64_t layer = layer_of(w.name);
             if (layer < 0) continue;
             if (w.by_neuron()) {
@@ -136,15 +138,13 @@ class Chooser {
     // How often the neurons of a layer fire; empty if the file does not say.
     std::vector<float> rates(int64_t layer) const {
         const Ffn& f = model_.only_ffn(layer).blocks[0];
-        for (const WeightSpec& w : model_.weights) {
-            const auto* v = std::get_if<Vector>(&w.target);
-            if (!v || v->to != &f.rate) continue;
-            const std::vector<uint8_t> bytes = model_.file.read(*w.tensor, w.tensor->bytes);
-            std::vector<float> rate(size_t(f.neurons.n));
-            std::memcpy(rate.data(), bytes.data(), rate.size() * sizeof(float));
-            return rate;
-        }
-        return {};
+        const auto found = vectors_.find(&f.rate);
+        if (found == vectors_.end()) return {};
+        const ggml::TensorInfo& tensor = *found->second->tensor;
+        const std::vector<uint8_t> bytes = model_.file.read(tensor, tensor.bytes);
+        std::vector<float> rate(size_t(f.neurons.n));
+        std::memcpy(rate.data(), bytes.data(), rate.size() * sizeof(float));
+        return rate;
     }
 
     const Model& model_;
@@ -153,6 +153,7 @@ class Chooser {
     std::vector<uint64_t> fixed_;                  // [n_layer]
     std::vector<std::vector<DeviceMatrix>> rows_;  // [n_layer]: of neurons; or FFNs are matrices
     std::vector<bool> bundled_;                    // [n_layer]: in the file
+    std::unordered_map<const void*, const WeightSpec*> vectors_;  // by where they go
 };
 
 }  // namespace
@@ -170,25 +171,30 @@ DeviceSplit split_with_device(const Model& m, const pi_model_params& params,
     DeviceSplit split;
     split.first_layer = n_layer;
     split.slot.resize(size_t(n_layer));
-    while (split.first_layer > n_layer - most) {
-        const int64_t next = split.first_layer - 1;
-        if (!keeps_to_cpu(m, next).empty()) break;
-        if (const uint64_t bytes = chooser.least(next); bytes > limit) {
-            const bool needed = n_gpu_layers > 0 || (budget.given() && next == n_layer - 1);
-            if (!needed) break;
-            throw Error(
-                Code::memory,
-                format("%s: %lld of %lld layers and a context of %d positions would take "
-                       "%.1f MiB of VRAM, and %.1f MiB may be used",
-                       m.file.gguf.path().c_str(), (long long)(n_layer - next), (long long)n_layer,
-                       session.n_ctx, double(bytes) / kMiB, double(budget.limit()) / kMiB));
+    const KeptToCpu kept(m);
+    int64_t possible = n_layer;  // the first layer that the device could have
+    while (possible > n_layer - most && kept.layer(possible - 1).empty()) possible--;
+    // More layers take more, so what fits is found by halving.
+    int64_t beyond = possible - 1;
+    while (split.first_layer - beyond > 1) {
+        const int64_t middle = beyond + (split.first_layer - beyond) / 2;
+        (chooser.least(middle) <= limit ? split.first_layer : beyond) = middle;
+    }
+    if (const int64_t next = split.first_layer - 1; next >= possible) {
+        const bool needed = n_gpu_layers > 0 || (budget.given() && next == n_layer - 1);
+        if (needed) {
+            throw Error(Code::memory,
+                        format("%s: %lld of %lld layers and a context of %d positions would take "
+                               "%.1f MiB of VRAM, and %.1f MiB may be used",
+                               m.file.gguf.path().c_str(), (long long)(n_layer - next),
+                               (long long)n_layer, session.n_ctx,
+                               double(chooser.least(next)) / kMiB, double(budget.limit()) / kMiB));
         }
-        split.first_layer = next;
     }
     if (split.first_layer == n_layer) return split;
     uint64_t left = limit - chooser.least(split.first_layer);
     const bool head = n_gpu_layers < 0 || n_gpu_layers > n_layer;
-    if (head && !keeps_head_to_cpu(m) && chooser.head() <= left) {
+    if (head && !kept.head() && chooser.head() <= left) {
         split.head = true;
         left -= chooser.head();
     }

@@ -74,15 +74,21 @@ struct Sessions {
 
 // Room for so many blocks that are used in order as fit beside `fixed` bytes.
 void fill_in_order(PageShape& shape, uint64_t fixed, uint64_t limit) {
-    shape.set_share(0);
-    for (int32_t block : shape.spread()) {
-        const int32_t of_class = shape.class_of[size_t(shape.part_of(block))];
-        int64_t& slots = shape.classes[size_t(of_class)].slots;
-        slots++;
-        if (ggml::size_sum(fixed, shape.bytes()) <= limit) continue;
-        slots--;
-        break;
+    const std::vector<int32_t> order = shape.spread();
+    const auto give = [&](size_t n) {  // the first n
+        shape.set_share(0);
+        for (size_t i = 0; i < n; i++) {
+            const int32_t of_class = shape.class_of[size_t(shape.part_of(order[i]))];
+            shape.classes[size_t(of_class)].slots++;
+        }
+    };
+    size_t good = 0, bad = order.size() + 1;
+    while (bad - good > 1) {
+        const size_t middle = good + (bad - good) / 2;
+        give(middle);
+        (ggml::size_sum(fixed, shape.bytes()) <= limit ? good : bad) = middle;
     }
+    give(good);
 }
 
 // What kDisk needs for the others.

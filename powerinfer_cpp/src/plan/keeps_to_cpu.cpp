@@ -17,21 +17,25 @@ using ggml::format;
 
 constexpr char kScaled[] = "products with a scale of their own keep to the CPU";
 
-// Does the model have the weights of this vector? They are not read yet.
-bool has(const Model& m, const float* const& vector) {
-    for (const WeightSpec& w : m.weights) {
-        const auto* v = std::get_if<Vector>(&w.target);
-        if (v && v->to == &vector) return true;
+constexpr char kWithState[] = "layers with a state keep to the CPU";
+
+}  // namespace
+
+KeptToCpu::KeptToCpu(const Model& model) : model_(model) {
+    for (const WeightSpec& w : model.weights) {
+        if (const auto* v = std::get_if<Vector>(&w.target)) vectors_.insert(v->to);
+        if (w.suits_device()) continue;
+        if (w.of_head()) head_suits_ = false;
+        unsuited_.emplace(layer_of(w.name), w.name);
     }
-    return false;
 }
 
 // A norm without bias is an RMSNorm on a device.
-bool lacks_norm_bias(const Model& m) {
-    return m.config.norm == Config::Norm::layer && !m.config.norm_bias;
+bool KeptToCpu::lacks_norm_bias() const {
+    return model_.config.norm == Config::Norm::layer && !model_.config.norm_bias;
 }
 
-std::string reason(const Model& m, const Attention& attention) {
+std::string KeptToCpu::reason(const Attention& attention) const {
     const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, first, growth, growth_ctx,
                  v_norm, kv_of, scale, softcap, sinks, q, k, v, o, q_bias, k_bias, v_bias, o_bias,
                  q_scale, k_scale, v_scale, o_scale, gated, latent, q_norm, k_norm, norms,
@@ -46,13 +50,13 @@ std::string reason(const Model& m, const Attention& attention) {
             (long long)head_dim, (long long)ggml::kDeviceHeadDim);
     }
     if (v_head_dim != head_dim) return "keys and values of different widths keep to the CPU";
-    if (norms != Attention::Norms::by_head && (has(m, q_norm) || has(m, k_norm))) {
+    if (norms != Attention::Norms::by_head && (has(q_norm) || has(k_norm))) {
         return "models with norms over all heads, or behind RoPE, keep to the CPU";
     }
-    if (has(m, sinks)) return "models with attention sinks keep to the CPU";
-    if (has(m, out_norm)) return "models with norms inside attention keep to the CPU";
+    if (has(sinks)) return "models with attention sinks keep to the CPU";
+    if (has(out_norm)) return "models with norms inside attention keep to the CPU";
     for (const float* const* factor : {&q_scale, &k_scale, &v_scale, &o_scale}) {
-        if (has(m, *factor)) return kScaled;
+        if (has(*factor)) return kScaled;
     }
     if (softcap > 0) return "models that cap the scores of attention keep to the CPU";
     if (v_norm) return "models with norms of values, or without a matrix of them, keep to the CPU";
@@ -61,22 +65,22 @@ std::string reason(const Model& m, const Attention& attention) {
     // A pass has one table of rotations there.
     if (rope > 0) return "layers that rotate heads by a base of their own keep to the CPU";
     // Norms of heads are RMS norms there, one weight for all heads.
-    if (m.config.norm == Config::Norm::layer && (has(m, q_norm) || has(m, k_norm))) {
+    if (model_.config.norm == Config::Norm::layer && (has(q_norm) || has(k_norm))) {
         return "models with a LayerNorm over each head keep to the CPU";
     }
     return "";
 }
 
-std::string reason(const Model&, const Router&) {
+std::string KeptToCpu::reason(const Router&) const {
     return "mixtures of experts keep to the CPU";
 }
 
-std::string reason(const Model& m, const FeedForward& ffn) {
+std::string KeptToCpu::reason(const FeedForward& ffn) const {
     const auto& [n_ff, n_used, blocks, share, width, narrow, widen, xielu, norms_values,
-                 sparse_threshold, recall, layer, index, first_block] = ffn;
+                 sparse_threshold, recall, layer, index, first_block, first_neuron] = ffn;
     if (xielu) return "models with xIELU keep to the CPU";
     if (n_used > 0 || blocks.size() != 1) return "mixtures of experts keep to the CPU";
-    if (m.config.activation == ggml::Activation::swiglu_oai) {
+    if (model_.config.activation == ggml::Activation::swiglu_oai) {
         return "models with the activation swiglu_oai keep to the CPU";
     }
     if (norms_values) return "models with norms inside feed-forward blocks keep to the CPU";
@@ -84,36 +88,34 @@ std::string reason(const Model& m, const FeedForward& ffn) {
                                   up_scale, down_scale, value_norm, gates, bundle, neurons, stored,
                                   fc1, fc2, signs, sketch_offset, rate, unpredicted] = blocks[0];
     for (const float* const* factor : {&gate_scale, &up_scale, &down_scale}) {
-        if (has(m, *factor)) return kScaled;
+        if (has(*factor)) return kScaled;
     }
     return "";
 }
 
-std::string reason(const Model&, const LayerEmbedding&) {
+std::string KeptToCpu::reason(const LayerEmbedding&) const {
     return "models with embeddings of each layer keep to the CPU";
 }
 
-constexpr char kWithState[] = "layers with a state keep to the CPU";
-
-std::string reason(const Model&, const ShortConvolution&) {
+std::string KeptToCpu::reason(const ShortConvolution&) const {
     return kWithState;
 }
 
-std::string reason(const Model&, const Mamba2&) {
+std::string KeptToCpu::reason(const Mamba2&) const {
     return kWithState;
 }
 
-std::string reason(const Model&, const DeltaNet&) {
+std::string KeptToCpu::reason(const DeltaNet&) const {
     return kWithState;
 }
 
 // index: of the part in its layer, 0 or 1.
-std::string reason(const Model& m, const LayerPart& part, size_t index) {
+std::string KeptToCpu::reason(const LayerPart& part, size_t index) const {
     const auto& [input, norm, post_norm, scale, add, sum_norm, op] = part;
-    if (lacks_norm_bias(m)) return "models with a LayerNorm without bias keep to the CPU";
+    if (lacks_norm_bias()) return "models with a LayerNorm without bias keep to the CPU";
     if (scale != 1) return "models that scale what attention and FFN give keep to the CPU";
     if (post_norm || sum_norm) return "models with norms after attention and FFN keep to the CPU";
-    const std::string why = std::visit([&](const auto& kind) { return reason(m, kind); }, op);
+    const std::string why = std::visit([&](const auto& kind) { return reason(kind); }, op);
     if (!why.empty()) return why;
     const bool expected = index == 0 ? std::holds_alternative<Attention>(op)
                                      : std::holds_alternative<FeedForward>(op);
@@ -124,31 +126,26 @@ std::string reason(const Model& m, const LayerPart& part, size_t index) {
            "CPU";
 }
 
-}  // namespace
-
-std::string keeps_to_cpu(const Model& m, int64_t layer) {
-    const auto& [parts, scale, hidden] = m.layers[size_t(layer)];
+std::string KeptToCpu::layer(int64_t layer) const {
+    const auto& [parts, scale, hidden] = model_.layers[size_t(layer)];
     if (hidden) return "layers that guess tokens keep to the CPU";
-    if (has(m, scale)) return "layers that scale the stream keep to the CPU";
+    if (has(scale)) return "layers that scale the stream keep to the CPU";
     for (size_t i = 0; i < parts.size(); i++) {
-        if (std::string why = reason(m, parts[i], i); !why.empty()) return why;
+        if (std::string why = reason(parts[i], i); !why.empty()) return why;
     }
     if (parts.size() != 2) return "layers of other than two parts keep to the CPU";
-    for (const WeightSpec& w : m.weights) {
-        if (layer_of(w.name) == layer && !w.suits_device()) {
-            return "there is no operator on the device for tensor \"" + w.name + "\"";
-        }
-    }
-    return "";
+    const auto unsuited = unsuited_.find(layer);
+    if (unsuited == unsuited_.end()) return "";
+    return "there is no operator on the device for tensor \"" + unsuited->second + "\"";
 }
 
-bool keeps_head_to_cpu(const Model& m) {
-    const bool biased = has(m, m.output_bias);
-    const bool suits = std::all_of(m.weights.begin(), m.weights.end(), [](const WeightSpec& w) {
-        return !w.of_head() || w.suits_device();
-    });
-    return m.config.logit_softcap > 0 || m.config.logit_scale != 1 || biased ||
-           lacks_norm_bias(m) || !suits;
+bool KeptToCpu::head() const {
+    return model_.config.logit_softcap > 0 || model_.config.logit_scale != 1 ||
+           has(model_.output_bias) || lacks_norm_bias() || !head_suits_;
+}
+
+std::string keeps_to_cpu(const Model& model, int64_t layer) {
+    return KeptToCpu(model).layer(layer);
 }
 
 }  // namespace powerinfer

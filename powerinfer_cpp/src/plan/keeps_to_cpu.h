@@ -2,14 +2,44 @@
 #pragma once
 
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "model/model.h"
 
 namespace powerinfer {
 
-// Why a layer's operators cannot run on a device; "" if they can.
+// Asks about the layers of a model one after the other. It keeps a reference to the model.
+class KeptToCpu {
+ public:
+    explicit KeptToCpu(const Model& model);
+    // Why a layer's operators cannot run on a device; "" if they can.
+    std::string layer(int64_t layer) const;
+    // Does the head stay on the CPU, whatever would fit? The device does not cap logits, for
+    // example.
+    bool head() const;
+
+ private:
+    // Does the model have the weights of this vector? They are not read yet.
+    bool has(const float* const& vector) const { return vectors_.count(&vector) > 0; }
+    bool lacks_norm_bias() const;
+    std::string reason(const Attention& attention) const;
+    std::string reason(const Router& router) const;
+    std::string reason(const FeedForward& ffn) const;
+    std::string reason(const LayerEmbedding& embedding) const;
+    std::string reason(const ShortConvolution& convolution) const;
+    std::string reason(const Mamba2& mamba) const;
+    std::string reason(const DeltaNet& net) const;
+    std::string reason(const LayerPart& part, size_t index) const;
+
+    const Model& model_;
+    std::unordered_set<const void*> vectors_;  // where they go
+    // The first tensor of a layer that has no operator on a device.
+    std::unordered_map<int64_t, std::string> unsuited_;
+    bool head_suits_ = true;
+};
+
+// The same of one layer.
 std::string keeps_to_cpu(const Model& model, int64_t layer);
-// Does the head stay on the CPU, whatever would fit? The device does not cap logits, for example.
-bool keeps_head_to_cpu(const Model& model);
 
 }  // namespace powerinfer

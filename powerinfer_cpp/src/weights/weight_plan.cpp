@@ -1,6 +1,8 @@
 #include "weights/weight_plan.h"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 #include "ggml/sizes.h"
 #include "weights/neuron_layout.h"
@@ -9,16 +11,23 @@ namespace powerinfer {
 
 namespace {
 
-void add(std::vector<PlanPart>& parts, Tier tier, Part part, int32_t layer, uint64_t bytes) {
-    if (bytes == 0) return;
-    // From the end: the weights of a layer are adjacent.
-    for (auto p = parts.rbegin(); p != parts.rend(); ++p) {
-        if (p->tier != tier || p->part != part || p->layer != layer) continue;
-        p->bytes = ggml::size_sum(p->bytes, bytes);
-        return;
+// Sums of bytes by tier, part and layer.
+class Sums {
+ public:
+    explicit Sums(std::vector<PlanPart>& parts) : parts_(parts) {}
+
+    void add(Tier tier, Part part, int32_t layer, uint64_t bytes) {
+        if (bytes == 0) return;
+        const auto [found, is_new] = at_.try_emplace({tier, part, layer}, parts_.size());
+        if (is_new) parts_.push_back({tier, part, layer, 0});
+        uint64_t& sum = parts_[found->second].bytes;
+        sum = ggml::size_sum(sum, bytes);
     }
-    parts.push_back({tier, part, layer, bytes});
-}
+
+ private:
+    std::vector<PlanPart>& parts_;
+    std::map<std::tuple<Tier, Part, int32_t>, size_t> at_;  // of parts_
+};
 
 bool wanted_on_device(const WeightSpec& w, const DeviceSplit& split) {
     const int64_t layer = layer_of(w.name);
@@ -60,6 +69,7 @@ WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const D
                         OnDisk stored) {
     using Memory = Location::Memory;
     WeightPlan plan;
+    Sums sums(plan.parts);
     uint64_t bundle = 0;  // where the current bundle begins
     for (WeightSpec& w : weights) {
         divide_rows(w, split);
@@ -68,7 +78,7 @@ WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const D
             const uint64_t bytes = w.device_bytes(w.location.device_rows);
             w.location.device_offset = plan.device;
             plan.device = ggml::size_sum(plan.device, bytes);
-            add(plan.parts, Tier::gpu, w.part, layer, bytes);
+            sums.add(Tier::gpu, w.part, layer, bytes);
         }
         if (w.stays_on_disk(stored)) {
             w.location.memory = Memory::disk;
@@ -80,7 +90,7 @@ WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const D
         w.location.memory = packed ? Memory::packed : use_mmap ? Memory::mapped : Memory::plain;
         const uint64_t bytes = w.bytes(w.location.rows);
         if (w.location.memory == Memory::mapped) {
-            add(plan.parts, Tier::ram, w.part, layer, bytes);
+            sums.add(Tier::ram, w.part, layer, bytes);
             continue;
         }
         uint64_t& end = w.location.memory == Memory::packed ? plan.packed : plan.plain;
@@ -92,7 +102,7 @@ WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const D
         if (!neurons || neurons->part + 1 == neurons->to->rows.size()) {
             end = ggml::size_rounded_up(end, kWeightLine);
         }
-        add(plan.parts, Tier::ram, w.part, layer, end - begin);
+        sums.add(Tier::ram, w.part, layer, end - begin);
     }
     return plan;
 }

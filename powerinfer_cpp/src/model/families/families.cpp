@@ -77,6 +77,16 @@ int64_t of_all_layers(const ggml::Gguf& gguf, const Config& c, const std::string
     return first;
 }
 
+// The heads of the first layer with attention.
+int64_t first_heads(const ggml::Gguf& gguf, const Config& c) {
+    const std::string key = c.architecture + ".attention.head_count";
+    for (int64_t i = 0; i < c.n_layer; i++) {
+        const int64_t n = of_layer(gguf, c, i, key, c.hybrid ? 0 : 1, kMany);
+        if (n) return n;
+    }
+    return 0;
+}
+
 RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix, int64_t n_ctx) {
     RopeScaling r;
     const std::string scaling = prefix + ".rope.scaling.";
@@ -176,6 +186,7 @@ Config read_config(const ggml::Gguf& gguf, const Family& family, int64_t n_vocab
                format("%s: layer %lld guesses no tokens: it has no nextn.eh_proj.weight",
                       key(".nextn_predict_layers").c_str(), (long long)i));
     }
+    c.first_heads = first_heads(gguf, c);
     c.rope_scaling = read_rope_scaling(gguf, c.architecture, c.n_ctx);
     int64_t least_head = INT64_MAX, n_expert = 0;
     for (int64_t i = 0; i < c.n_layer; i++) {
@@ -259,10 +270,7 @@ LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer) {
     s.head_dim = read(".attention.key_length", 1, kMany, 0);
     if (s.head_dim == 0) {
         // As in llama.cpp, all layers have heads as wide as those of the first with attention.
-        int64_t n_head = 0;
-        for (int64_t i = 0; i < c.n_layer && !n_head; i++) {
-            n_head = of_layer(gguf, c, i, key(".attention.head_count"), least, kMany);
-        }
+        const int64_t n_head = c.first_heads;
         if (!n_head || c.n_embd % n_head) {
             refuse(gguf, Code::format,
                    format("embedding length %lld is not a multiple of %lld heads",
@@ -319,6 +327,7 @@ void require_experts(const ggml::Gguf& gguf, const Config& c) {
 
 void number_parts(Model& model) {
     model.ffns.clear();
+    int64_t n_neurons = 0;
     for (size_t i = 0; i < model.layers.size(); i++) {
         for (LayerPart& part : model.layers[i].parts) {
             auto* f = std::get_if<FeedForward>(&part.op);
@@ -326,6 +335,8 @@ void number_parts(Model& model) {
             f->layer = int64_t(i);
             f->index = int64_t(model.ffns.size());
             f->first_block = model.n_blocks();
+            f->first_neuron = n_neurons;
+            n_neurons += f->n_ff;
             model.ffns.push_back(f);
         }
     }

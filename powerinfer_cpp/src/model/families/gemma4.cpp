@@ -37,19 +37,30 @@ void configure_gemma4(const ggml::Gguf& gguf, Config& c) {
     c.ropes.push_back({base, n_rot, false});
 }
 
-// The last layer before `first` that has a window, or has none, as layer i.
-int64_t owner_of_heads(const Model& m, int64_t i, int64_t first,
-                       const std::vector<int64_t>& windows) {
-    for (int64_t k = first - 1; k >= 0; k--) {
-        if ((windows[size_t(k)] > 0) == (windows[size_t(i)] > 0)) return k;
-    }
+// Layers from `first` on read the keys and values of the last layer before it of their kind: the
+// one that sees all positions, or that has a window; -1: there is none.
+struct SharedHeads {
+    int64_t first, of_kind[2] = {-1, -1};
+};
+
+SharedHeads shared_heads(const Model& m, const std::vector<int64_t>& windows) {
+    const Config& c = m.config;
+    const std::string key = c.architecture + ".attention.shared_kv_layers";
+    SharedHeads s{c.n_layer - m.file.gguf.integer(key, 0, c.n_layer - 1, 0)};
+    for (int64_t i = 0; i < s.first; i++) s.of_kind[windows[size_t(i)] > 0] = i;
+    return s;
+}
+
+int64_t owner_of_heads(const Model& m, int64_t i, const SharedHeads& shared, bool window) {
+    if (const int64_t owner = shared.of_kind[window]; owner >= 0) return owner;
     throw ggml::Error(ggml::Code::format,
                       ggml::format("%s: key \"gemma4.attention.shared_kv_layers\": layer %lld has "
                                    "no earlier layer of its kind",
                                    m.file.gguf.path().c_str(), (long long)i));
 }
 
-void add_attention(Weights& w, int64_t i, const std::vector<int64_t>& windows) {
+void add_attention(Weights& w, int64_t i, const std::vector<int64_t>& windows,
+                   const SharedHeads& shared) {
     const ggml::Gguf& gguf = w.m.file.gguf;
     const Config& c = w.m.config;
     LayerPart& part = w.add_attention(i, "attn_norm");
@@ -61,10 +72,8 @@ void add_attention(Weights& w, int64_t i, const std::vector<int64_t>& windows) {
         a.head_dim = a.v_head_dim = window_head_dim(gguf, c);
         a.rope = 1;
     }
-    const std::string shared = c.architecture + ".attention.shared_kv_layers";
-    const int64_t first = c.n_layer - gguf.integer(shared, 0, c.n_layer - 1, 0);
-    if (i >= first) {
-        a.kv_of = owner_of_heads(w.m, i, first, windows);
+    if (i >= shared.first) {
+        a.kv_of = owner_of_heads(w.m, i, shared, a.window > 0);
         const auto& owner = *w.m.layers[size_t(a.kv_of)].find<Attention>();
         if (owner.n_head_kv != a.n_head_kv) {
             throw ggml::Error(ggml::Code::format,
@@ -126,8 +135,9 @@ void weights_gemma4(Model& m, std::vector<WeightSpec>& specs) {
         w.vector(Part::norms, "per_layer_proj_norm.weight", e.width, &e.norm);
     }
     const std::vector<int64_t> windows = read_windows(m, {0, kGemma4Period});
+    const SharedHeads shared = shared_heads(m, windows);
     for (int64_t i = 0; i < c.n_layer; i++) {
-        add_attention(w, i, windows);
+        add_attention(w, i, windows, shared);
         if (w.has_experts(i)) {
             add_experts(w, i);
         } else if (w.has(blk(i, "ffn_gate_inp.weight"))) {
