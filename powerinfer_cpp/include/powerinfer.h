@@ -777,6 +777,8 @@ pi_status pi_sample_rows(pi_session* session, pi_sampler* const* samplers, const
                          int32_t n, int32_t* tokens);
 /* Adds a token, of the prompt or a chosen one, to those that penalties look at. PI_ERROR_MEMORY. */
 pi_status pi_sampler_accept(pi_sampler* sampler, int32_t token);
+/* The same for n tokens, in their order. Those before one that fails have been added. */
+pi_status pi_sampler_accept_all(pi_sampler* sampler, const int32_t* tokens, size_t n);
 /* Forgets accepted tokens, and what mirostat learned. The random state continues. */
 pi_status pi_sampler_reset(pi_sampler* sampler);
 /* Seconds of one thread that pi_sample_rows has taken for it so far. */

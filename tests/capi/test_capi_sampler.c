@@ -78,7 +78,10 @@ static void test_sampler(void) {
     params.repeat_last_n = 2;
     s = new_sampler(&params);
     CHECK(sample(s, logits, 4) == 1);
-    pi_sampler_accept(s, 1);
+    const int32_t first[] = {1};
+    CHECK(pi_sampler_accept_all(s, first, 1) == PI_OK &&
+          pi_sampler_accept_all(s, NULL, 0) == PI_OK);
+    FAILS(PI_ERROR_ARGUMENT, pi_sampler_accept_all(s, NULL, 1));
     CHECK(sample(s, logits, 4) == 2);
     pi_sampler_accept(s, 2);
     CHECK(sample(s, logits, 4) == 0);

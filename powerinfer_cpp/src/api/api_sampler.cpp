@@ -46,8 +46,8 @@ pi_status pi_breakers_new(const pi_model* m, const char* const* texts, const siz
             require(texts[i], "a text must not be NULL");
             found.emplace_back(texts[i], lengths[i]);
         }
-        *out =
-            new pi_breakers{std::make_shared<const powerinfer::Breakers>(m->model->vocab, found)};
+        *out = new pi_breakers{
+            std::make_shared<const powerinfer::Breakers>(m->model->shared_vocab, found)};
     });
 }
 
@@ -80,6 +80,13 @@ pi_status pi_sampler_accept(pi_sampler* sampler, int32_t token) {
     return guarded([&] {
         require(sampler, kNoSampler);
         sampler->sampler.accept(token);
+    });
+}
+
+pi_status pi_sampler_accept_all(pi_sampler* sampler, const int32_t* tokens, size_t n) {
+    return guarded([&] {
+        require(sampler && (n == 0 || tokens), "sampler and tokens must not be NULL");
+        for (size_t i = 0; i < n; i++) sampler->sampler.accept(tokens[i]);
     });
 }
 

@@ -56,7 +56,9 @@ struct Model {
     Model();
     ~Model();
     Config config;
-    Vocab vocab;
+    // DRY's breakers keep the vocabulary beyond the model.
+    std::shared_ptr<Vocab> shared_vocab = std::make_shared<Vocab>();
+    Vocab& vocab = *shared_vocab;
     ModelFile file;
     std::shared_ptr<Budget> budget;  // for the model, its sessions and callers' reservations
     Reservation reserved;            // for the weights

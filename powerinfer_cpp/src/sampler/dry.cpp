@@ -1,6 +1,7 @@
 #include "sampler/dry.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -24,33 +25,42 @@ Dry::Dry(const pi_sampler_params& params, std::shared_ptr<const Breakers> breake
 void Dry::accept(int32_t token) {
     if (!on_) return;
     tokens_.push_back(token);
+    note_breakers(token);
     // Old tokens are removed many at a time, so that removing costs nothing on average.
     if (tokens_.size() / 2 > window_) tokens_.erase(tokens_.begin(), tokens_.end() - window_);
 }
 
-// Do the tokens of a tail follow the i-th last token?
-bool Dry::follows(const Breakers::Tail& tail, size_t i) const {
-    if (tail.size() > i) return false;
-    for (size_t k = 0; k < tail.size(); k++)
-        if (tail[k] != latest(i - 1 - k)) return false;
-    return true;
+void Dry::reset() {
+    tokens_.clear();
+    begun_.clear();
+    broken_.reset();
+}
+
+// Looks for breakers that a token begins or completes.
+void Dry::note_breakers(int32_t token) {
+    if (!breakers_) return;
+    if (broken_) broken_->age++;
+    begun_.push_front(breakers_->find(token));
+    // Heads of later tokens count, and of one head the longest tail.
+    const size_t most = broken_ ? broken_->age : begun_.size();
+    bool found = false;
+    for (size_t age = 0; age < begun_.size(); age++) {
+        std::vector<const Breakers::Tail*>& tails = begun_[age];
+        const auto ended = [&](const Breakers::Tail* tail) { return tail->size() <= age; };
+        const auto fails = [&](const Breakers::Tail* tail) {
+            return age > 0 && (tail->size() < age || (*tail)[age - 1] != token);
+        };
+        tails.erase(std::remove_if(tails.begin(), tails.end(), fails), tails.end());
+        if (found || age > most || std::none_of(tails.begin(), tails.end(), ended)) continue;
+        found = true;
+        broken_ = Broken{age, age};
+    }
+    while (!begun_.empty() && begun_.back().empty()) begun_.pop_back();
 }
 
 // How many tokens follow the last breaker among n tokens: no repetition is longer.
 size_t Dry::since_breaker(size_t n) const {
-    for (size_t i = 0; breakers_ && i < n; i++) {
-        const std::vector<Breakers::Tail>* tails = breakers_->find(latest(i));
-        if (!tails) continue;
-        bool found = false;
-        size_t longest = 0;
-        for (const Breakers::Tail& tail : *tails) {
-            if (!follows(tail, i)) continue;
-            found = true;
-            longest = std::max(longest, tail.size());
-        }
-        if (found) return i - longest;
-    }
-    return n;
+    return broken_ && broken_->age < n ? broken_->age - broken_->tail : n;
 }
 
 // Fills repeated_ for n tokens, in linear time: the Z-function of the text read backwards. [left,
@@ -68,6 +78,11 @@ void Dry::measure(size_t n) {
             right = i + length;
         }
     }
+}
+
+bool Dry::is_breaker(int32_t token) const {
+    const std::vector<const Breakers::Tail*> tails = breakers_->find(token);
+    return std::any_of(tails.begin(), tails.end(), [](const auto* tail) { return tail->empty(); });
 }
 
 float Dry::penalty(size_t length) const {
@@ -90,10 +105,12 @@ const std::unordered_map<int32_t, float>& Dry::penalties() {
         const size_t length = std::min(repeated_[i], limit);
         if (length < allowed_) continue;
         // The token that came next there would make the repetition longer.
-        const int32_t next = latest(i - 1);
-        if (breakers_ && breakers_->is_one(next)) continue;
-        float& most = penalties_[next];
+        float& most = penalties_[latest(i - 1)];
         most = std::max(most, penalty(length));
+    }
+    // What is a breaker by itself may always come.
+    for (auto each = penalties_.begin(); each != penalties_.end();) {
+        each = breakers_ && is_breaker(each->first) ? penalties_.erase(each) : std::next(each);
     }
     return penalties_;
 }

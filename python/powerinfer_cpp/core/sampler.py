@@ -53,8 +53,8 @@ class Sampler:
 
     def accept(self, tokens: Iterable[int]) -> None:
         """Adds tokens of the text so far, for the penalties."""
-        for token in tokens:
-            check(lib.pi_sampler_accept(self.handle, token))
+        ids = tokens if isinstance(tokens, tuple | list) else list(tokens)
+        check(lib.pi_sampler_accept_all(self.handle, ids, len(ids)))
 
     def reset(self) -> None:
         """Drops accepted tokens; keeps the random state."""
@@ -82,17 +82,32 @@ class Samplers:
 
     def __init__(self, model: Model, last_n: int):
         self._model, self.last_n = model, last_n
-        self._breakers: tuple[Sequence[str], Breakers] | None = None
+        self._kept: tuple[Sequence[str], Breakers] | None = None
+
+    def breakers(self, params: Sampling) -> Breakers | None:
+        """What `make` needs for DRY; None: nothing. Many long ones take milliseconds: a server asks
+        for them where it reads a request, and its engine has them. The last ones are kept."""
+        if params.dry_multiplier <= 0:
+            return None
+        kept, texts = self._kept, params.dry_sequence_breakers
+        if kept is None or kept[0] != texts:
+            self._kept = kept = texts, Breakers(self._model, texts)
+        return kept[1]
 
     def make(
-        self, params: Sampling, seed: int, ids: Sequence[int] = (), last_n: int | None = None
+        self,
+        params: Sampling,
+        seed: int,
+        ids: Sequence[int] = (),
+        last_n: int | None = None,
+        breakers: Breakers | None = None,
     ) -> Sampler:
-        """A sampler for what follows ids. last_n: instead of the usual one. Raises ValueError for
-        parameters out of range."""
+        """A sampler for what follows ids. last_n: instead of the usual one. breakers: those of
+        params, if they are known. Raises ValueError for parameters out of range."""
         last_n = self.last_n if last_n is None else last_n
         fields: dict[str, Any] = params.keywords()
-        texts = fields.pop("dry_sequence_breakers")
-        breakers = self._found(texts) if params.dry_multiplier > 0 else None
+        del fields["dry_sequence_breakers"]
+        breakers = breakers or self.breakers(params)
         seed &= (1 << 64) - 1
         sampler = Sampler(breakers, seed=seed, repeat_last_n=last_n, **fields)
         sampler.accept(self._recent(ids, params, last_n))
@@ -106,10 +121,3 @@ class Samplers:
     def _recent(ids: Recent, params: Sampling, n: int) -> Recent:
         others = params.looks_back
         return ids if n < 0 or others < 0 else ids[max(0, len(ids) - max(n, others)) :]
-
-    def _found(self, texts: Sequence[str]) -> Breakers:
-        """Finding them in a vocabulary takes milliseconds, so the last ones are kept."""
-        kept = self._breakers
-        if kept is None or kept[0] != texts:
-            self._breakers = kept = texts, Breakers(self._model, texts)
-        return kept[1]

@@ -60,7 +60,9 @@ class Generation:
             self.processor = of.processors() if of.processors else None
             self.has_masks = has_masks(self.processor)
             self.drafts = of.drafts() if of.drafts else None
-            self.sampler = samplers.make(of.params, of.seed + self.index, of.ids, of.last_n)
+            self.sampler = samplers.make(
+                of.params, of.seed + self.index, of.ids, of.last_n, of.breakers
+            )
 
     @property
     def sender(self) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from ..core.checks import whole_or_none
 from ..core.errors import ContextOverflowError
 from ..core.logits import LogitsProcessor, StoppingCriteria
+from ..core.sampler import Breakers
 from ..core.sampling import Sampling
 from ..core.work import Work
 from ..text.completion import Piece
@@ -31,8 +32,9 @@ class Request:
     makes what guesses the tokens of one text; or None. generated: bool [n], which ids of the prompt
     were generated; None: none. endless: ids alone, without text, until the criteria end them.
     owner: whose prefixes may be used. sender: who takes turns with others.
-    last_n: tokens that get penalties, -1: all; None: as many as usual. shared: positions of the
-    prompt where other ones are expected to go on in another way.
+    last_n: tokens that get penalties, -1: all; None: as many as usual. breakers: those of params,
+    if they are known. shared: positions of the prompt where other ones are expected to go on in
+    another way.
     """
 
     ids: Sequence[int]
@@ -54,6 +56,7 @@ class Request:
     owner: str = ""
     sender: str = ""
     last_n: int | None = None
+    breakers: Breakers | None = None
     shared: Sequence[int] = ()
 
 

@@ -145,7 +145,9 @@ class ServedModel:
                 ids = self.prompts.infill_ids(prompt, suffix) + self.prompts.behind(begin)
             most = 0 if max_tokens == 0 else n_following(len(ids), self.n_ctx, max_tokens)
             # Now these refuse what they cannot use.
-            self.runtime.samplers.make(params or Sampling(), 0, (), last_n)
+            params = params or Sampling()
+            breakers = self.runtime.samplers.breakers(params)
+            self.runtime.samplers.make(params, 0, (), last_n, breakers)
             self.prompts.processors(None, logit_bias, grammar, limit)
             if grammar is not None:
                 grammar.check(self.prompts.vocabulary)
@@ -158,7 +160,7 @@ class ServedModel:
         return Request(
             ids=ids,
             limit=most,
-            params=params or Sampling(),
+            params=params,
             seed=self.runtime.seed(None) if seed is None or seed < 0 else seed,
             stops=stops,
             n=n,
@@ -172,6 +174,7 @@ class ServedModel:
             drafts=self.runtime.new_drafts,
             owner=owner,
             last_n=last_n,
+            breakers=breakers,
             shared=self._shared(prompt, ids, shared),
         )
 
