@@ -8,6 +8,7 @@
 #include <set>
 
 #include "ggml/check.h"
+#include "ggml/math.h"
 #include "sampler/sampler.h"
 
 using powerinfer::Sampler;
@@ -357,11 +358,105 @@ void rejects() {
         CHECK_THROWS(argument, Sampler(params));
     }
     const std::string many(200, ';');
-    for (const char* names : {"top_q", "top_k,top_p", ";", " top_k", many.c_str()}) {
+    for (const char* names : {"top_q", "top_k,top_p", ";", " top_k", many.c_str(),
+                              "typ_p;top_p;typical;typical_p", "temp;temp;temperature"}) {
         params = pi_sampler_default_params();
         params.samplers = names;
         CHECK_THROWS(argument, Sampler(params));
     }
+    params.samplers = "temperature;min_p;temperature;min_p";
+    Sampler twice(params);
+}
+
+// ---- Large vocabularies: every draw, by sorts of everything ------------------------------------
+
+struct Known {
+    int32_t id;
+    float logit;
+    double weight;
+};
+
+double weigh(std::vector<Known>& all) {
+    float top = -inf;
+    for (const Known& k : all) top = std::max(top, k.logit);
+    double sum = 0;
+    for (Known& k : all) sum += k.weight = ggml::exp_f64(double(k.logit) - double(top));
+    return sum;
+}
+
+bool better(const Known& a, const Known& b) {
+    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+}
+
+std::vector<Known> filtered(const pi_sampler_params& p, const std::vector<float>& logits) {
+    std::vector<Known> all;
+    for (size_t i = 0; i < logits.size(); i++)
+        if (logits[i] > -inf) all.push_back({int32_t(i), logits[i], 0});
+    if (p.typical_p < 1) {
+        const double sum = weigh(all);
+        double entropy = 0, covered = 0;
+        for (const Known& k : all) entropy -= k.weight / sum * ggml::log_f64(k.weight / sum);
+        std::vector<std::pair<double, Known>> far;
+        for (const Known& k : all)
+            far.push_back({std::abs(-ggml::log_f64(k.weight / sum) - entropy), k});
+        std::sort(far.begin(), far.end(), [](const auto& a, const auto& b) {
+            return a.first != b.first ? a.first < b.first : better(a.second, b.second);
+        });
+        all.clear();
+        for (size_t i = 0; i < far.size() && !(covered > double(p.typical_p)); i++) {
+            all.push_back(far[i].second);
+            covered += far[i].second.weight / sum;
+        }
+        std::sort(all.begin(), all.end(), better);
+    }
+    if (p.top_p < 1) {
+        const double enough = double(p.top_p) * weigh(all);
+        std::sort(all.begin(), all.end(), better);
+        double covered = 0;
+        size_t n = 0;
+        do covered += all[n++].weight;
+        while (n < all.size() && covered < enough);
+        all.resize(n);
+    }
+    if (p.top_k > 0 && size_t(p.top_k) < all.size()) {
+        std::sort(all.begin(), all.end(), better);
+        all.resize(size_t(p.top_k));
+    }
+    return all;
+}
+
+void large() {
+    std::mt19937_64 random(5);
+    std::set<int32_t> drawn;
+    for (int trial = 0; trial < 60; trial++) {
+        pi_sampler_params p = plain();
+        p.seed = random();
+        const int kind = trial % 6;
+        if (kind < 3) p.typical_p = trial % 2 ? 0.999f : 0.6f;
+        if (kind == 2 || kind == 3) p.top_p = trial % 4 ? 0.9999f : 0.7f;
+        if (kind > 3) p.top_k = 2000 + 700 * (trial % 7);
+        p.samplers = "typ_p;top_p;top_k;temperature";
+        std::vector<float> logits = random_logits(random(), 7000);
+        for (float& logit : logits) {
+            if (trial % 3 == 0) logit = std::round(2 * logit) / 2;  // ties, 0 and -0
+            if (trial % 3 == 1) logit *= 0.1f;
+            if (random() % 50 == 0) logit = -inf;
+        }
+        std::vector<Known> kept = filtered(p, logits);
+        const double sum = weigh(kept);
+        std::mt19937_64 same(p.seed);
+        Sampler sampler(p);
+        for (int i = 0; i < 4; i++) {
+            const double target = double(same() >> 11) * 0x1p-53 * sum;
+            double covered = 0;
+            size_t at = 0;
+            while (at + 1 < kept.size() && target >= covered + kept[at].weight)
+                covered += kept[at++].weight;
+            CHECK(sample(sampler, logits) == kept[at].id);
+            drawn.insert(kept[at].id);
+        }
+    }
+    CHECK(drawn.size() > 100);
 }
 
 // The default order by its names, by others of llama.cpp, and without what has no effect.
@@ -440,6 +535,7 @@ void both_ways() {
 }  // namespace
 
 int main() {
+    large();
     distribution();
     filters();
     greedy();

@@ -154,6 +154,20 @@ GGML_BOTH inline double log_of_rest(double f, double k) {
     return k * kLn2High64 - ((square - (s * (square + more) + k * kLn2Low64)) - f);
 }
 
+// ln x of a positive number that is neither denormal nor infinite, with the bits of log_f64. Free
+// of branches. It adds `more` to the exponent of x.
+GGML_BOTH inline double log_of_normal(double x, double more = 0) {
+    using namespace math;
+    constexpr uint64_t one = 0x3ff0000000000000, mantissa = 0xfffffffffffff;
+    // x = 2^k (1 + f), with 1 + f between sqrt(1/2) and sqrt(2).
+    const uint64_t bits = bits_as<uint64_t>(x), within = (bits & mantissa) | one;
+    const uint64_t halved = (bits_as<uint64_t>(0x1.6a09e667f3bcdp+0) - within) >> 63;
+    // The exponent becomes the lowest bits of 2^52.
+    const double biased = bits_as<double>((bits >> 52) + halved + bits_as<uint64_t>(0x1p52));
+    return log_of_rest(bits_as<double>(within - (halved << 52)) - 1,
+                       biased - (0x1p52 + 1023) + more);
+}
+
 // Natural logarithm, 0.84 ulp. -infinity for 0, NaN for negative numbers.
 GGML_BOTH inline double log_f64(double x) {
     using namespace math;
@@ -164,20 +178,7 @@ GGML_BOTH inline double log_f64(double x) {
     if (x == 0) return -infinity;
     if (x < 0) return nan;
     if (!(x <= most)) return x;  // infinity, NaN
-    int64_t k = -1023;
-    if (x < least_normal) {
-        x *= 0x1p54;
-        k -= 54;
-    }
-    // x = 2^k (1 + f), with 1 + f between sqrt(1/2) and sqrt(2).
-    uint64_t bits = bits_as<uint64_t>(x);
-    k += int64_t(bits >> 52);
-    bits = (bits & 0xfffffffffffff) | 0x3ff0000000000000;
-    if (bits > bits_as<uint64_t>(0x1.6a09e667f3bcdp+0)) {
-        bits -= 0x10000000000000;
-        k++;
-    }
-    return log_of_rest(bits_as<double>(bits) - 1, double(k));
+    return x < least_normal ? log_of_normal(x * 0x1p54, -54) : log_of_normal(x);
 }
 
 // log(1 + e^x). Where that is small its error is up to 1e-16. Free of branches, like exp_f64.

@@ -4,6 +4,7 @@
 #include <cfloat>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -46,7 +47,8 @@ constexpr std::pair<const char*, Step> kOtherNames[] = {
     {"nucleus", Step::top_p},
     {"temp", Step::temperature},
 };
-constexpr size_t kMostSteps = 64;
+// Of one name: a second time may make sense, behind another step.
+constexpr auto kMostOfAName = 2;
 
 Step step_of(std::string_view given) {
     std::string name(given), known;
@@ -71,10 +73,12 @@ std::vector<Step> steps_of(const char* names) {
     std::string_view rest = names;
     while (!rest.empty()) {
         const size_t end = std::min(rest.find(';'), rest.size());
-        steps.push_back(step_of(rest.substr(0, end)));
-        if (steps.size() > kMostSteps)
+        const std::string_view name = rest.substr(0, end);
+        steps.push_back(step_of(name));
+        if (std::count(steps.begin(), steps.end(), steps.back()) > kMostOfAName)
             throw ggml::Error(ggml::Code::argument,
-                              ggml::format("samplers: more than %zu names", kMostSteps));
+                              ggml::format("samplers: '%s' stands there more than %d times",
+                                           std::string(name).c_str(), kMostOfAName));
         rest.remove_prefix(std::min(end + 1, rest.size()));
     }
     return steps;
@@ -210,6 +214,7 @@ int32_t Sampler::sample(const float* logits, int32_t n_vocab) {
     if (!found) take_all(logits, n_vocab);
     if (greedy_) return best();
     temperature_ = 1;
+    weighed_.reset();
     if (params_.mirostat_mode) return mirostat(n_vocab);
     for (size_t i = n_first_ + (found && top_k); i < steps_.size(); i++) apply(steps_[i]);
     return draw(weigh()).id;
@@ -217,13 +222,14 @@ int32_t Sampler::sample(const float* logits, int32_t n_vocab) {
 
 // All tokens that can be chosen, by id.
 void Sampler::take_all(const float* logits, int32_t n_vocab) {
-    candidates_.clear();
-    candidates_.reserve(size_t(n_vocab));
+    candidates_.resize(size_t(n_vocab));
     sorted_ = 0;
+    Candidate* end = candidates_.data();
     for (int32_t id = 0; id < n_vocab; id++) {
-        if (can_be_chosen(logits[id]))
-            candidates_.push_back({id, std::min(logits[id], FLT_MAX), 0});
+        *end = {id, std::min(logits[id], FLT_MAX), 0};
+        end += can_be_chosen(logits[id]);  // one that cannot is overwritten
     }
+    candidates_.resize(size_t(end - candidates_.data()));
     for (const auto& [id, logit] : changes_) {
         const auto found = std::lower_bound(candidates_.begin(), candidates_.end(), id,
                                             [](const Candidate& c, int32_t i) { return c.id < i; });
@@ -321,31 +327,11 @@ void Sampler::penalise_kept(Step step) {
     }
     temperature_ = 1;
     sorted_ = 0;
+    weighed_.reset();
 }
 
 int32_t Sampler::best() const {
     return std::min_element(candidates_.begin(), candidates_.end(), before)->id;
-}
-
-// Ensures that the first n candidates are the best n, in order.
-void Sampler::sort_first(size_t n) {
-    n = std::min(n, candidates_.size());
-    if (n <= sorted_) return;
-    const auto from = candidates_.begin() + ptrdiff_t(sorted_);
-    std::partial_sort(from, candidates_.begin() + ptrdiff_t(n), candidates_.end(), before);
-    sorted_ = n;
-}
-
-double Sampler::weigh() {
-    float top = candidates_[0].logit;
-    if (sorted_ == 0)
-        for (const Candidate& c : candidates_) top = std::max(top, c.logit);
-    double sum = 0;
-    for (Candidate& c : candidates_) {
-        c.weight = ggml::exp_f64((double(c.logit) - double(top)) / temperature_);
-        sum += c.weight;
-    }
-    return sum;
 }
 
 void Sampler::keep_top_k() {
@@ -359,30 +345,57 @@ void Sampler::keep_top_k() {
 // Keeps the tokens whose information is closest to the expected one, until their probabilities
 // exceed p (locally typical sampling, arXiv 2202.00666).
 void Sampler::keep_typical() {
-    const double p = params_.typical_p;
-    const double sum = weigh();
-    double entropy = 0;
-    for (const Candidate& c : candidates_)
-        if (c.weight > 0) entropy -= c.weight / sum * ggml::log_f64(c.weight / sum);
-    distances_.clear();
-    for (size_t i = 0; i < candidates_.size(); i++) {
-        const double w = candidates_[i].weight;
-        // A weight of 0 (underflow) has infinite information and would make the sums NaN.
-        if (w > 0)
-            distances_.push_back({std::abs(-ggml::log_f64(w / sum) - entropy), candidates_[i]});
+    const double sum = weigh(), expected = entropy(sum);
+    if (sorted_ < candidates_.size()) {
+        sort_first(candidates_.size());
+        entropy(sum);  // for its logarithms, in this order
     }
-    std::sort(distances_.begin(), distances_.end(), [](const Distance& a, const Distance& b) {
-        return a.value != b.value ? a.value < b.value : before(a.candidate, b.candidate);
-    });
-    candidates_.clear();
+    // A weight of 0 (underflow) has infinite information and would make the sums NaN.
+    size_t n = candidates_.size();
+    while (n > 0 && candidates_[n - 1].weight <= 0) n--;
+    for (size_t i = 0; i < n; i++) logs_[i] = -logs_[i];
+    const bool rises = std::is_sorted(logs_.begin(), logs_.begin() + ptrdiff_t(n));
+    const auto middle = std::lower_bound(logs_.begin(), logs_.begin() + ptrdiff_t(n), expected);
+    size_t left = size_t(middle - logs_.begin()), right = left;
+    std::vector<double>& distance = logs_;
+    for (size_t i = 0; i < n; i++) distance[i] = std::abs(distance[i] - expected);
+    keeps_.assign(n, 0);
     double covered = 0;
-    for (const Distance& d : distances_) {
-        candidates_.push_back(d.candidate);
-        covered += d.candidate.weight / sum;
-        if (covered > p) break;
-    }
-    sorted_ = 0;
-    sort_first(candidates_.size());
+    const auto enough = [&](size_t i) {
+        keeps_[i] = 1;
+        covered += candidates_[i].weight / sum;
+        return covered > double(params_.typical_p);
+    };
+    // Candidates are sorted and their information rises, so the closest ones come from both sides
+    // of the expected one. Of the same distance the best ones are first.
+    const auto both_sides = [&] {
+        while (left > 0 || right < n) {
+            if (left == 0 || (right < n && distance[right] < distance[left - 1])) {
+                if (enough(right++)) return;
+                continue;
+            }
+            size_t first = left - 1;
+            while (first > 0 && distance[first - 1] == distance[left - 1]) first--;
+            for (size_t i = first; i < left; i++)
+                if (enough(i)) return;
+            left = first;
+        }
+    };
+    // Where logits differ by less than a weight shows, rounding may make it fall.
+    const auto one_by_one = [&] {
+        std::vector<size_t> order(n);
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(),
+                         [&](size_t a, size_t b) { return distance[a] < distance[b]; });
+        for (const size_t i : order)
+            if (enough(i)) return;
+    };
+    rises ? both_sides() : one_by_one();
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++)
+        if (keeps_[i]) candidates_[kept++] = candidates_[i];
+    candidates_.resize(kept);
+    sorted_ = kept;
 }
 
 // Keeps the best tokens until the sum of their probabilities reaches p (nucleus sampling, arXiv
@@ -395,7 +408,7 @@ void Sampler::keep_top_p() {
     do {
         // A few candidates have most of the weight. Sorting a large vocabulary would cost more than
         // the rest of the sampler.
-        if (kept == sorted_) sort_first(std::max<size_t>(64, 4 * sorted_));
+        if (kept == sorted_) kept == 0 ? sort_first(64) : sort_heaviest(enough - covered);
         covered += candidates_[kept++].weight;
     } while (kept < candidates_.size() && covered < enough);
     candidates_.resize(kept);
@@ -449,11 +462,7 @@ void Sampler::exclude_top_choices() {
 double Sampler::temperature() {
     const double given = params_.temperature, range = params_.dynatemp_range;
     if (range <= 0 || candidates_.size() < 2) return given;
-    const double sum = weigh();
-    double entropy = 0;
-    for (const Candidate& c : candidates_)
-        if (c.weight > 0) entropy -= c.weight / sum * ggml::log_f64(c.weight / sum);
-    const double unsure = entropy / ggml::log_f64(double(candidates_.size()));
+    const double unsure = entropy(weigh()) / ggml::log_f64(double(candidates_.size()));
     const double share =
         unsure > 0 ? ggml::exp_f64(params_.dynatemp_exponent * ggml::log_f64(unsure)) : 0;
     const double low = std::max(given - range, 0.0), high = given + range;

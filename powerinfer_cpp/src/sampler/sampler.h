@@ -9,8 +9,10 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <random>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "powerinfer.h"
@@ -40,10 +42,6 @@ class Sampler {
         int32_t id;
         float logit;
         double weight;  // of weigh()
-    };
-    struct Distance {  // between a token's information and the expected one
-        double value;
-        Candidate candidate;
     };
     static bool before(const Candidate& a, const Candidate& b) {
         return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
@@ -76,6 +74,9 @@ class Sampler {
     // Fills weights, relative to 1 for the best candidate, and returns their sum.
     double weigh();
     void sort_first(size_t n);
+    void sort_up_to(size_t n);
+    void sort_heaviest(double weight);
+    double entropy(double sum);
 
     pi_sampler_params params_;
     std::vector<Step> steps_;  // that have an effect, in order
@@ -91,7 +92,13 @@ class Sampler {
     double temperature_ = 1;                      // by which the candidates' logits are divided
     std::vector<Candidate> candidates_;           // by id; the first sorted_ by descending logit
     size_t sorted_ = 0;
-    std::vector<Distance> distances_;  // of keep_typical(), kept to reuse its memory
+    std::optional<std::pair<float, double>> weighed_;  // best logit and temperature of the weights
+    // These keep their memory for the next token.
+    std::vector<double> logs_;        // of entropy()
+    std::vector<char> keeps_;         // of keep_typical(), flags
+    std::vector<double> heights_;     // of sort_heaviest()
+    std::vector<Candidate> sorting_;  // of sort_up_to(), as the next two
+    std::vector<uint64_t> order_, spare_;
 };
 
 }  // namespace powerinfer
