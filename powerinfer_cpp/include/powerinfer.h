@@ -594,9 +594,9 @@ pi_status pi_session_set_adapters(pi_session* session, const pi_adapter* const* 
  * writes *n bytes; if capacity is too small, it returns PI_ERROR_ARGUMENT and sets *n to the size
  * needed. pi_sequence_load replaces the content of the sequence. PI_ERROR_FORMAT: the bytes are of
  * another model, KV type or engine version, were rounded differently (pi_numerics), or this session
- * would compute the positions differently. The first of these calls for a model reads a few MB of
- * its file, to tell it from others by its weights: PI_ERROR_IO. PI_ERROR_CONTEXT: the state is
- * longer than n_ctx, or than what is free of the pool with the pages that the sequence has for
+ * would compute the positions differently. The first of these calls for a model reads its file, up
+ * to 4 GiB of it, to tell it from others by its weights: PI_ERROR_IO. PI_ERROR_CONTEXT: the state
+ * is longer than n_ctx, or than what is free of the pool with the pages that the sequence has for
  * itself. After an error it is as before, unless a device failed. */
 pi_status pi_sequence_save(const pi_session* session, int32_t seq, void* buffer, size_t capacity,
                            size_t* n);
@@ -760,7 +760,8 @@ typedef struct pi_sampler_params {
     const pi_breakers* dry_sequence_breakers; /* where repetitions end; NULL: nowhere */
     /* Names of the samplers that are applied before the draw, in their order, with semicolons
      * between. Default NULL: "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature".
-     * Without "temperature" that is 1. With mirostat only "penalties" and "dry" count. */
+     * Without "temperature" that is 1. With mirostat only "penalties" and "dry" count. Each may
+     * stand there twice. */
     const char* samplers;
 } pi_sampler_params;
 

@@ -16,6 +16,7 @@ from gguf_files import changed, raw
 from powerinfer_cpp._native import ffi, lib
 from powerinfer_cpp.bundle import bundle, check_bundle, find_bundle
 from powerinfer_cpp.convert import convert
+from powerinfer_cpp.convert.bundles import OF_SOURCE
 from powerinfer_cpp.convert.formats import format_by_name
 from powerinfer_cpp.core.errors import check
 from powerinfer_cpp.core.gguf import Gguf
@@ -71,11 +72,7 @@ def same_answers(one: Path, other: Path) -> None:
 
 def keys_of(path: Path) -> dict[str, Any]:
     """Its keys, without those that name the source."""
-    return {
-        key: value
-        for key, value in Gguf(path).metadata.items()
-        if key not in ("powerinfer.bundle.source_hash", "powerinfer.bundle.model_hash")
-    }
+    return {key: value for key, value in Gguf(path).metadata.items() if key not in OF_SOURCE}
 
 
 def up(n: int, unit: int) -> int:

@@ -15,6 +15,7 @@ import tiny
 from gguf_files import changed
 from powerinfer_cpp._native import lib
 from powerinfer_cpp.core.errors import check
+from powerinfer_cpp.core.gguf import Gguf
 from powerinfer_cpp.core.model import SPARSE_MODES, Model
 from powerinfer_cpp.core.session import Session
 from powerinfer_cpp.hub import one_match
@@ -252,7 +253,7 @@ def test_states_of_an_older_engine_are_refused(llm: Llama) -> None:
     """Old states do not contain how their positions were computed."""
     llm.eval([1, 10, 11])
     state = llm.save_state()
-    assert state.llama_state.startswith(b"PIseq03\n")
+    assert state.llama_state.startswith(b"PIseq04\n")
     older = LlamaState(**{**vars(state), "llama_state": b"PIseq01\n" + state.llama_state[8:]})
     with pytest.raises(ModelFormatError, match="another version of the engine"):
         llm.load_state(older)
@@ -315,6 +316,30 @@ def test_states_of_other_weights_are_refused(
     with Llama(same, n_ctx=128, use_mmap=False, verbose=False) as copy:
         copy.load_state(state)
         assert copy.n_tokens == len(ids)
+
+
+def test_an_edit_anywhere_is_another_model(model_path: Path, tmp_path: Path) -> None:
+    """One byte of the weights, at any place, also of norms, at both ends and across pages."""
+    data = bytearray(model_path.read_bytes())
+    other = tmp_path / "edited.gguf"
+    rng, size = np.random.default_rng(0), len(data)
+    with Gguf(model_path) as gguf:
+        norm = next(t.offset + 5 for t in gguf.tensors if t.name == "blk.1.ffn_norm.weight")
+        begin = min(t.offset for t in gguf.tensors)
+    session = Session(Model(str(model_path)), n_ctx=64)
+    session.eval(np.arange(3, 9, dtype=np.int32))
+    state = session.save()
+    for at in (begin, norm, 65535, 65536, size - 1, *rng.integers(begin, size, 7)):
+        at = max(begin, int(at))
+        data[at] ^= 1
+        other.write_bytes(data)
+        with pytest.raises(ModelFormatError, match="another model"):
+            Session(Model(str(other)), n_ctx=64).load(state)
+        data[at] ^= 1
+    other.write_bytes(data)
+    copy = Session(Model(str(other)), n_ctx=64)
+    copy.load(state)
+    assert copy.length() == 6
 
 
 def test_a_file_of_other_weights_is_refused(path: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@
 #include "base/names.h"
 #include "files/find_bundle.h"
 #include "files/placement_file.h"
+#include "files/weights_name.h"
 #include "ggml/context.h"
 #include "ggml/sizes.h"
 #include "ggml/status.h"
@@ -260,6 +261,7 @@ class Bundler {
         add_types(out, "down", [](const StoreLayout& l) { return &l.down(); });
         out.add_string("powerinfer.bundle.source_hash", source_hash(model_->file));
         out.add_string("powerinfer.bundle.model_hash", model_hash(model_->file));
+        out.add_string("powerinfer.bundle.weights_hash", weights_name(model_->file));
     }
 
     template <typename Find>

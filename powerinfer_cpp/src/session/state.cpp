@@ -8,8 +8,7 @@
 #include <mutex>
 #include <type_traits>
 
-#include "files/find_bundle.h"
-#include "files/placement_file.h"
+#include "files/weights_name.h"
 #include "ggml/crc32c.h"
 #include "ggml/file_io.h"
 #include "ggml/status.h"
@@ -33,19 +32,16 @@ struct Header {
     int64_t length;            // positions that follow
 };
 static_assert(std::is_trivially_copyable_v<Header>);
-constexpr char kMagic[8] = {'P', 'I', 's', 'e', 'q', '0', '3', '\n'};
-// Version 01 did not store how positions were computed, 02 neither weights nor numerics.
+constexpr char kMagic[8] = {'P', 'I', 's', 'e', 'q', '0', '4', '\n'};
+// Version 01 did not store how positions were computed, 02 neither weights nor numerics. 03 told
+// weights apart by samples.
 constexpr int64_t kVersionAt = 6;
 
-// Names header and weights of a model's file, by samples of each tensor. For a bundled file it is
-// the name of the file that it was written from, which computes the same.
+// weights_name() of a model, found once.
 std::string name_weights(const Model& m) {
     const std::lock_guard<std::mutex> lock(m.weights_name.mutex);
     std::string& name = m.weights_name.name;
-    if (name.empty()) {
-        const std::string source(m.file.gguf.string("powerinfer.bundle.source_hash", ""));
-        name = model_hash(m.file) + (source.empty() ? source_hash(m.file) : source);
-    }
+    if (name.empty()) name = weights_name(m.file);
     return name;
 }
 

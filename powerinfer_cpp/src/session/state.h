@@ -13,7 +13,7 @@ namespace powerinfer {
 constexpr int32_t kNumerics = 3;
 
 // The size of a sequence in bytes, and writing it. Throw Error(argument) if the sequence does not
-// exist. The first state of a model reads a few MB of its file, to name its weights: Error(io).
+// exist. The first state of a model reads its file, to name its weights (weights_name): Error(io).
 uint64_t state_size(const Session& session, int32_t seq);
 void save_state(const Session& session, int32_t seq, uint8_t* out);
 // Replaces a sequence by a saved one. Throws Error(format) if the bytes are not a state of this

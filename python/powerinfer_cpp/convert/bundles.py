@@ -22,8 +22,13 @@ from .writer import Entry, array, uint32
 
 VERSION = "powerinfer.bundle.version"
 KEYS = re.compile(r"powerinfer\.bundle\..+")
-# Of a file that was written from another one: which that was, and what its placements call it.
-OF_SOURCE = ("powerinfer.bundle.source_hash", "powerinfer.bundle.model_hash")
+# Of a file that was written from another one: which that was, what its placements call it, and what
+# saved states do.
+OF_SOURCE = (
+    "powerinfer.bundle.source_hash",
+    "powerinfer.bundle.model_hash",
+    "powerinfer.bundle.weights_hash",
+)
 ALIGN = 512  # of a neuron's two ranges
 FILE_ALIGNMENT = 4096
 _ALIGN_KEY = "powerinfer.bundle.align"
