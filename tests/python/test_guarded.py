@@ -12,7 +12,7 @@ PLAIN = """
     pi_model_default_params pi_session_default_params pi_sampler_default_params
     pi_bundle_default_params pi_disk_default_params
     pi_plan_free pi_model_free pi_reservation_free pi_gguf_free pi_session_free pi_adapter_free
-    pi_breakers_free pi_sampler_free
+    pi_breakers_free pi_sampler_free pi_sampler_seconds
     pi_plan_n_parts pi_plan_n_ways pi_plan_budget pi_plan_vram_budget pi_plan_n_ctx
     pi_model_device_neurons pi_model_layer_device_neurons pi_model_budget pi_model_architecture
     pi_model_activation pi_model_n_vocab pi_model_n_ctx pi_model_n_embd pi_model_n_layer
