@@ -321,7 +321,7 @@ def test_long_answers_keep_their_text_alone(
     """Pieces are joined on the way, and an answer that is written in a thread is the same."""
     body = {**LONG, "max_tokens": 40, "logprobs": 2}
     want = running.post("v1/completions", body).json()["choices"]
-    monkeypatch.setattr(texts_module, "PARTS", 3)
+    monkeypatch.setattr(texts_module, "LONG", 3)
     monkeypatch.setattr(texts_module, "SMALL", 1)
     monkeypatch.setattr(recorded_module, "SMALL", 1)
     assert running.post("v1/completions", body).json()["choices"] == want

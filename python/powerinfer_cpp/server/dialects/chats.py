@@ -35,17 +35,16 @@ def chat_turn(
 
 
 def chat_request(model: ServedModel, turn: Turn, stops: Sequence[str], **options: Any) -> Request:
-    """The request of a turn. stops: the client's; options: of `ServedModel.request`, with the
-    criteria of the turn."""
-    return model.request(
-        turn.text,
-        stop=[*stops, *turn.stop],
-        grammar=turn.grammar,
-        shown=turn.shown,
-        limit=turn.limit,
-        shared=turn.shared,
-        **options,
-    )
+    """The request of a turn. stops: the client's; options: of `ServedModel.request`, which come
+    before those of the turn."""
+    of_turn = {
+        "grammar": turn.grammar,
+        "shown": turn.shown,
+        "limit": turn.limit,
+        "shared": turn.shared,
+        "criteria": turn.criteria,
+    }
+    return model.request(turn.text, stop=[*stops, *turn.stop], **{**of_turn, **options})
 
 
 @dataclass
