@@ -12,6 +12,7 @@ from .requests import Request, Ticket, Update
 from .scheduler import Scheduler
 
 Result = TypeVar("Result")
+SNAPSHOT_SECONDS = 0.02
 
 
 class EngineDead(Exception):
@@ -30,7 +31,8 @@ class Engine:
         self._calls: list[Callable[[], None]] = []
         self._closing = False
         self.error: BaseException | None = None  # why the thread has ended
-        self.snapshot = scheduler.snapshot()  # after the last step: who asks waits for none
+        self.snapshot = scheduler.snapshot()  # of a moment ago: who asks waits for no step
+        self._when = scheduler.n_changes, time.monotonic()
         self._thread = threading.Thread(target=self._run, name="powerinfer engine", daemon=True)
         self._thread.start()
 
@@ -104,8 +106,7 @@ class Engine:
         try:
             while self._take_calls():
                 updates = self._scheduler.step()
-                with suppress(Exception):  # who asks for it sees an older one
-                    self.snapshot = self._scheduler.snapshot()
+                self._take_snapshot()
                 self._send(updates)
         except BaseException as error:
             with self._changed:
@@ -117,6 +118,15 @@ class Engine:
             with suppress(Exception):
                 logger.error("the engine has stopped: %r", error, exc_info=error)
             self._send(self._scheduler.fail_all(EngineDead(f"the engine has stopped: {error}")))
+
+    def _take_snapshot(self) -> None:
+        """Renews the snapshot where a text has got or left its place, and else from time to time:
+        making one takes as long as choosing a token."""
+        when = self._scheduler.n_changes, time.monotonic()
+        if when[0] != self._when[0] or when[1] - self._when[1] > SNAPSHOT_SECONDS:
+            self._when = when
+            with suppress(Exception):  # who asks for it sees an older one
+                self.snapshot = self._scheduler.snapshot()
 
     def _send(self, updates: Sequence[Update]) -> None:
         """Delivers updates. Who takes them may be gone: that ends nothing here."""

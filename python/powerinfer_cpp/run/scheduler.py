@@ -89,7 +89,7 @@ class Scheduler:
         self._pace = Pace()
         self._guess_seconds = 0.0  # before the last pass
         self._crowded = False  # positions ran out, and no text has ended since
-        self.n_steps = 0
+        self.n_steps = self.n_changes = 0  # steps, and places that texts got or left
         self.done = Done()
         self._updates: list[Update] = []  # of the step that runs
         self._watch: Watch | None = None
@@ -167,12 +167,10 @@ class Scheduler:
         return Snapshot(texts, self.work(), replace(self.done), *counts)
 
     # ---- Steps ---------------------------------------------------------------------------
-    #
-    # A step has four phases: texts get places, drafts guess, one pass computes, tokens are chosen.
-    # In each, what is done for one text is guarded: an error there ends that text alone.
 
     def step(self) -> list[Update]:
-        """One pass of the engine. What fails for a text ends that text."""
+        """In four phases, texts get places, drafts guess, one pass computes, and tokens are chosen.
+        In each of them, an error of a text ends that text alone."""
         self._drop_cancelled()
         self._admit()
         ready = [text for text in self._active if text.n_left == 0 and text.late is None]
@@ -264,6 +262,7 @@ class Scheduler:
         if ticket.began is None:
             ticket.began, ticket.n_reused = time.perf_counter(), text.n_done
         self._active.append(text)
+        self.n_changes += 1
         if of.limit:
             self._foresee(text, self._others(text.sender))
 
@@ -281,6 +280,7 @@ class Scheduler:
     def _leave(self, text: Generation, keep: bool = True) -> None:
         """Ends a text's use of its sequence, without what was guessed. keep: what it has
         computed, if that can be: others may begin with it."""
+        self.n_changes += 1
         if text in self._active:
             self._active.remove(text)
         if text.seq >= 0:

@@ -71,6 +71,8 @@ frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 # What a client may take of the processor at once beside texts that are written: seconds of work,
 # and requests, each of which counts for what the event loop does for it.
 WORK_BURST, REQUEST_BURST, REQUEST_SECONDS = 0.5, 0.5, 0.001
+# Who has asked for such a part of these waits so long: time to see that it has gone.
+OFTEN, GONE_SECONDS = 0.1, 0.005
 TOLD_SECONDS = 0.1  # for so long what a server tells may be told again, while texts are written
 REFUSED_SECONDS = 0.25  # until a client is told that it asks for too much at once
 # Fields that ask for a grammar.
@@ -179,7 +181,10 @@ class Server:
         """Waits until a sender may ask; who asks without end does so for a share of the time.
         Raises Refusal if too many of its requests wait already."""
         self._requests.spend(sender, REQUEST_SECONDS)
-        if seconds := self._requests.wait(sender):
+        seconds = self._requests.wait(sender)
+        if self._requests.spent(sender) > OFTEN * REQUEST_BURST:
+            seconds = max(seconds, GONE_SECONDS)
+        if seconds:
             if self._turns[sender] >= self.settings.max_turns:
                 raise Refusal(429, f"{self._turns[sender]} requests of this client wait already")
             self._turns[sender] += 1

@@ -1,6 +1,7 @@
 """Guards before any request is served: who asks, from which page, and how much."""
 
 import contextlib
+import functools
 import hashlib
 import ipaddress
 from collections import Counter
@@ -45,12 +46,13 @@ class Guard:
         self._owners = {_digest(key): f"key {i}" for i, key in reversed(list(enumerate(keys)))}
         proxies = LOCAL if settings.proxies is None else list(settings.proxies)
         self._proxies = ProxyHeadersMiddleware(_nothing, trusted_hosts=proxies).trusted_hosts
+        self._is_proxy = functools.lru_cache(4096)(self._proxies.__contains__)
 
     def sender(self, headers: RawHeaders, client: Sequence[Any] | None) -> str:
         """Who takes turns with others: a key, or an address, also one that a proxy tells of."""
         if self._owners and (owner := self._owners.get(_digest(_key_in(headers)))):
             return owner
-        if client and client[0] in self._proxies:
+        if client and self._is_proxy(client[0]):
             told = b", ".join(value for name, value in headers if name == b"x-forwarded-for")
             found, _ = self._proxies.get_trusted_client_address(told.decode("latin-1"))
             return sender_of((found, 0) if found else client)
@@ -196,7 +198,11 @@ def _preflight(origin: str | None, asked: str | None) -> dict[str, str]:
 def sender_of(client: Sequence[Any] | None) -> str:
     """Who a connection without a key comes from. client: address and port, None for none. A machine
     has all addresses of an IPv6 network."""
-    host = str(client[0]) if client else ""
+    return _holder(str(client[0]) if client else "")
+
+
+@functools.lru_cache(4096)  # parsing takes longer than all else that a connection costs
+def _holder(host: str) -> str:
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

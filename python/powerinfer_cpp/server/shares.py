@@ -37,6 +37,10 @@ class ProcessorTime:
             self._earn()
             self._credit.spend(sender, seconds)
 
+    def spent(self, sender: str) -> float:
+        """Seconds that a sender has taken while others write, and not got back."""
+        return self._credit.spent(sender) if self._others(sender) else 0.0
+
     def wait(self, sender: str) -> float:
         """In how many seconds a sender has time again."""
         if not self._others(sender):
