@@ -200,7 +200,9 @@ def test_pairs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prefixes, "PIECE_BYTES", 64 << 10)  # the budgets are small
-    want = wanted["states" in features]
+    # In the quick circle each server has half of the requests.
+    half = pick(slice(SERVERS.index(features) % 2, None, 2), slice(None))
+    asked, want = REQUESTS[half], wanted["states" in features][half]
     with server(features, disk, states, folder) as running:
         n_free = len(running.model.scheduler._sequences._free)
         stop = threading.Event()
@@ -212,8 +214,8 @@ def test_pairs(
                 if "prefixes" in features and i == 2:  # nothing can be kept any more
                     shutil.rmtree(folder / "-".join(features))
                 with ThreadPoolExecutor(12) as pool:
-                    answers = pool.map(lambda request: running.post(*request), REQUESTS)
-                    for request, answer, equal in zip(REQUESTS, answers, want, strict=True):
+                    answers = pool.map(lambda request: running.post(*request), asked)
+                    for request, answer, equal in zip(asked, answers, want, strict=True):
                         assert told(answer) == equal, (features, i, json.dumps(request[1]))
         finally:
             stop.set()
@@ -224,11 +226,11 @@ def test_pairs(
         if "storage" in features:
             disk.fail()
             try:
-                failed = [running.post(*request).status_code for request in REQUESTS[:3]]
+                failed = [running.post(*request).status_code for request in asked[:3]]
             finally:
                 disk.mend()
             assert set(failed) <= {200, 500}
-            assert [told(running.post(*request)) for request in REQUESTS[:3]] == want[:3]
+            assert [told(running.post(*request)) for request in asked[:3]] == want[:3]
         assert running.get("health").status_code == 200
         sequences = running.model.scheduler._sequences
         assert len(sequences._free) + sequences.n_kept == n_free

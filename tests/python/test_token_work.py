@@ -90,9 +90,7 @@ class FakeSamplers(Samplers):
     def __init__(self, last_n: int) -> None:
         self.last_n, self.made = last_n, FakeSampler()
 
-    def make(
-        self, params: Sampling, seed: int, ids: Sequence[int] = (), last_n: int | None = None
-    ) -> Any:
+    def make(self, params: Sampling, seed: int, ids: Sequence[int] = (), *_: Any) -> Any:
         self.made.accept(self.recent(ids, params))
         return self.made
 
