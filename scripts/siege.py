@@ -259,7 +259,7 @@ class Crowd:
                     continue
                 if line == b"data: [DONE]\n":
                     return
-                if b'"error"' in line:
+                if line.startswith(b'data: {"error"'):
                     raise ValueError(line.decode(errors="replace"))
                 now = time.perf_counter()
                 (self.seen.gaps if n else self.seen.first).append(now - last if n else now - begin)

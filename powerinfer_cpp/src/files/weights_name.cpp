@@ -12,23 +12,23 @@ namespace {
 
 constexpr uint64_t kPiece = 64 << 10, kMost = uint64_t(4) << 30;
 
-struct Piece {
+struct Chunk {
     const ggml::File* file;
     uint64_t offset, bytes;
 };
 
 // The pieces of [begin, end) of which every `step`-th counts.
-void add_pieces(std::vector<Piece>& pieces, const ggml::File& file, uint64_t begin, uint64_t end,
+void add_pieces(std::vector<Chunk>& pieces, const ggml::File& file, uint64_t begin, uint64_t end,
                 uint64_t step) {
     for (uint64_t at = begin; at < end; at += step * kPiece)
         pieces.push_back({&file, at, std::min(kPiece, end - at)});
 }
 
-std::vector<Piece> pieces_of(const ModelFile& model) {
+std::vector<Chunk> pieces_of(const ModelFile& model) {
     uint64_t total = 0;
     for (const auto& file : model.files) total += file->size();
     const uint64_t step = total / kMost + 1;
-    std::vector<Piece> pieces;
+    std::vector<Chunk> pieces;
     for (const auto& file : model.files) add_pieces(pieces, *file, 0, file->size(), step);
     if (step == 1) return pieces;
     std::vector<uint64_t> headers;
@@ -49,7 +49,7 @@ std::vector<Piece> pieces_of(const ModelFile& model) {
 std::string weights_name(const ModelFile& model) {
     const std::string_view source = model.gguf.string("powerinfer.bundle.weights_hash", "");
     if (!source.empty()) return std::string(source);
-    const std::vector<Piece> pieces = pieces_of(model);
+    const std::vector<Chunk> pieces = pieces_of(model);
     std::vector<uint32_t> checksums(pieces.size());
     ggml::Threads threads(ggml::default_threads());
     std::vector<std::vector<uint8_t>> buffers(size_t(threads.size()));
@@ -57,7 +57,7 @@ std::string weights_name(const ModelFile& model) {
         std::vector<uint8_t>& bytes = buffers[size_t(thread)];
         bytes.resize(kPiece);
         for (int64_t i = begin; i < end; i++) {
-            const Piece& piece = pieces[size_t(i)];
+            const Chunk& piece = pieces[size_t(i)];
             piece.file->read(piece.offset, bytes.data(), size_t(piece.bytes));
             checksums[size_t(i)] = ggml::crc32c(bytes.data(), size_t(piece.bytes));
         }
