@@ -333,12 +333,14 @@ def test_choosing_takes_a_share_of_the_time(
     assert Pace().may_choose("a") and not pace.may_choose("a") and pace.may_choose("b")
 
 
-def test_samplers_count(served: ServedModel, desk: Desk) -> None:
-    [ticket] = together(served, asked(served, "s", 8))
-    desk.wait([ticket])
-    assert served.scheduler._pace.choices.spent("s") >= 0
-    sampler = served.runtime.samplers.make(served.request("x").params, 0, ())
-    assert sampler.seconds == 0
+def test_samplers_count(served: ServedModel, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they take of a sender's time, where others write."""
+    spent = served.scheduler._pace.choices.spent
+    monkeypatch.setattr(served.scheduler._pace.choices, "earn", lambda seconds: None)
+    desk.wait(together(served, asked(served, "s", 8)))
+    assert spent("s") == 0
+    desk.wait(together(served, asked(served, "s", 24), asked(served, "t", 24, "The dog")))
+    assert spent("s") > 0 < spent("t")
 
 
 # ---- The server ----

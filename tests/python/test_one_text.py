@@ -73,8 +73,10 @@ def check(
     assert not served.scheduler._left
 
 
-def once(patch: Patch, of: Any, name: str, error: Exception, when: Callable[..., bool]) -> None:
-    """The method raises an error the first time that its arguments are such."""
+def once(
+    patch: Patch, of: Any, name: str, error: Exception, when: Callable[..., bool]
+) -> list[bool]:
+    """The method raises an error the first time that its arguments are such. Has it?"""
     real, done = getattr(of, name), []
 
     def broken(*args: Any, **more: Any) -> Any:
@@ -84,6 +86,7 @@ def once(patch: Patch, of: Any, name: str, error: Exception, when: Callable[...,
         return real(*args, **more)
 
     patch.setattr(of, name, broken)
+    return done
 
 
 def sequence_of(served: ServedModel, prompt: str) -> int:
@@ -93,8 +96,11 @@ def sequence_of(served: ServedModel, prompt: str) -> int:
 
 def test_a_draft(served: ServedModel, desk: Desk, want: list[str], monkeypatch: Patch) -> None:
     guesses = served.runtime.draft
-    once(monkeypatch, type(guesses), "__call__", RuntimeError("no guess"), lambda *_, **__: True)
+    raised = once(
+        monkeypatch, type(guesses), "__call__", RuntimeError("no guess"), lambda *_, **__: True
+    )
     check(served, desk, want, None)
+    assert raised
 
 
 def test_a_watcher(served: ServedModel, desk: Desk, want: list[str]) -> None:
@@ -138,10 +144,11 @@ def test_a_place(
     error: Exception,
 ) -> None:
     n_free = len(served.scheduler._sequences._free)
-    once(monkeypatch, served.scheduler._sequences, method, error, lambda *_: True)
+    raised = once(monkeypatch, served.scheduler._sequences, method, error, lambda *_: True)
     check(served, desk, want, type(error))
     sequences = served.scheduler._sequences
     assert len(sequences._free) + sequences.n_kept == n_free  # none is lost
+    assert raised
 
 
 def test_a_copy(served: ServedModel, desk: Desk, want: list[str], monkeypatch: Patch) -> None:
@@ -149,7 +156,7 @@ def test_a_copy(served: ServedModel, desk: Desk, want: list[str], monkeypatch: P
     sequences, session = served.scheduler._sequences, served._session
     n_free = len(sequences._free)
     broken = UnsupportedModelError("no such place")
-    once(monkeypatch, session, "copy", broken, lambda *_: True)
+    raised = once(monkeypatch, session, "copy", broken, lambda *_: True)
     twice = [replace(request, owner="", n=2) for request in asked(served)]
     tickets = served.engine.call(lambda: served.engine.submit_all(twice))
     desk.wait(tickets)
@@ -157,6 +164,7 @@ def test_a_copy(served: ServedModel, desk: Desk, want: list[str], monkeypatch: P
     assert [u.error for u in failed] == [broken] and failed[0].index == 1
     assert [desk.text(t) for t in tickets] == want
     assert len(sequences._free) + sequences.n_kept == n_free
+    assert raised
 
 
 @pytest.mark.parametrize("error", [ValueError("a bad row"), StorageError("a bad sector")])
@@ -224,8 +232,9 @@ def test_an_end(
 
     real = served.scheduler._begin
     monkeypatch.setattr(served.scheduler, "_begin", begins)
-    once(monkeypatch, served._session, method, broken, at_the_end)
+    raised = once(monkeypatch, served._session, method, broken, at_the_end)
     check(served, desk, want, None)
+    assert raised
 
 
 def test_a_mask_that_cannot_begin(
@@ -256,19 +265,23 @@ def test_who_takes_updates(
     served: ServedModel, desk: Desk, want: list[str], monkeypatch: Patch
 ) -> None:
     """Who is gone, and a status that cannot be had, end nothing."""
-    once(monkeypatch, served.engine, "_deliver", RuntimeError("the loop is closed"), lambda _: True)
-    once(monkeypatch, served._session, "work", MemoryError(), lambda: True)
+    undelivered = once(
+        monkeypatch, served.engine, "_deliver", RuntimeError("the loop is closed"), lambda _: True
+    )
+    uncounted = once(monkeypatch, served._session, "work", MemoryError(), lambda: True)
     lost = served.engine.submit(served.request("x", max_tokens=1))
     while not lost.ended:
         time.sleep(0.001)
     check(served, desk, want, None)
+    assert undelivered and uncounted
 
 
 def test_a_request_that_cannot_begin_to_wait(
     served: ServedModel, desk: Desk, want: list[str], monkeypatch: Patch
 ) -> None:
-    once(monkeypatch, served.scheduler, "add", MemoryError(), lambda _: True)
+    raised = once(monkeypatch, served.scheduler, "add", MemoryError(), lambda _: True)
     check(served, desk, want, MemoryError)
+    assert raised
 
 
 def test_the_rescue_asks_nothing(served: ServedModel, desk: Desk, monkeypatch: Patch) -> None:

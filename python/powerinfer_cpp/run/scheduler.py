@@ -299,7 +299,7 @@ class Scheduler:
             for sender, several in of.items():
                 if len(several) > 1 and not self._pace.many_of(sender):
                     of[sender] = [min(several, key=lambda text: text.step)]
-            of = {s: several for s, several in of.items() if self._pace.may_choose(s)} or of
+            of = {s: each for s, each in of.items() if self._pace.may_choose(s)} or of
         return [text for several in of.values() for text in several]
 
     def _choose_rows(self) -> dict[Generation, int]:
@@ -313,7 +313,7 @@ class Scheduler:
         echoed = {text: n for text, n in wanted.items() if self._must_echo(text)}
         # All logits of these must be kept, beside the last ones of the others.
         wanted.update(shared(echoed, self._n_logits - len(self._active)))
-        by_sender: Counter[str] = Counter()
+        by_sender = Counter[str]()
         for text, n in wanted.items():
             by_sender[text.sender] += n
         writers = {text.sender for text in rows}
@@ -367,9 +367,8 @@ class Scheduler:
                 text.guessed = NO_IDS
                 alone = {text: 1 if text.writes else rows[text]}
                 try:
-                    if self._compute(alone):
-                        return alone
-                    return {}  # there is room now
+                    self._session.truncate(text.n_done, text.seq)
+                    return alone if self._compute(alone) else {}  # there is room now
                 except Exception as alone_error:
                     error = alone_error
                     self._fail(text, error)
@@ -448,12 +447,11 @@ class Scheduler:
         at, ready = 0, []
         for text, n in rows.items():
             first, at = at, at + n
+            done = 1 if text.writes else n  # what was guessed counts when it is chosen
             try:
                 if self._must_echo(text):
                     self._echo(text, first, n)
-                done = 1 if text.writes else n  # what was guessed counts when it is chosen
-                text.n_done += done
-                text.row = first + done - 1
+                text.n_done, text.row = text.n_done + done, first + done - 1
                 if text.n_left == 0:
                     if text.index == 0 and len(text.ids) == text.n_prompt:
                         self._tell_keeper(text)
@@ -514,7 +512,8 @@ class Scheduler:
         except ValueError:
             return {}
         for text, sampler, seconds in zip(plain, samplers, before, strict=True):
-            self._pace.choices.spend(text.sender, sampler.seconds - seconds)
+            if self._others(text.sender):
+                self._pace.choices.spend(text.sender, sampler.seconds - seconds)
         return dict(zip(plain, tokens, strict=True))
 
     def _has_mask(self, text: Generation, until: float, others: Collection[str]) -> bool:

@@ -150,7 +150,22 @@ class Value:
         return at + 1, Step.MORE
 
 
-class CallReader:
+class Reading:
+    """Reads a call by states. begun: it is certain that this is a call."""
+
+    begun = False
+    _at: State
+
+    def take(self, text: str, at: int, end: int) -> tuple[int, Step]:
+        """The place behind what was taken of text[at:end]; MORE, END (of the call), WRONG or
+        REFUSED. MORE also where it turns out that this is a call."""
+        begun, step = self.begun, Step.MORE
+        while at < end and step is Step.MORE and self.begun == begun:
+            at, step = self._at(text, at, end)
+        return at, step
+
+
+class CallReader(Reading):
     """Reads {"name": ..., "arguments": {...}}, where the keys may stand in any order and
     "parameters" may replace "arguments"; or, with `name`, the arguments alone.
 
@@ -163,7 +178,6 @@ class CallReader:
 
     def __init__(self, names: Set[str], strict: bool = False, name: str | None = None):
         self.name = name
-        self.begun = False  # it is certain that this is a call
         self.complete = False  # the arguments are a complete JSON object
         self.pieces: list[str] = []
         self._names, self._strict, self._alone = names, strict, name is not None
@@ -172,14 +186,6 @@ class CallReader:
         self._value = Value()
         self._streams = False  # the value consists of arguments that are passed on
         self._at: State = self._before_value if self._alone else self._before_object
-
-    def take(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        """The place behind what was taken of text[at:end]; MORE, END (of the call), WRONG or
-        REFUSED. MORE also where it turns out that this is a call."""
-        begun, step = self.begun, Step.MORE
-        while at < end and step is Step.MORE and self.begun == begun:
-            at, step = self._at(text, at, end)
-        return at, step
 
     def _before_object(self, text: str, at: int, _end: int) -> tuple[int, Step]:
         self._at = self._before_first_key

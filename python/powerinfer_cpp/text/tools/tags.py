@@ -10,7 +10,7 @@ from typing import Any
 from . import literals
 from .definitions import Tool
 from .events import Search, unfinished
-from .reader import MAX_DEPTH, SPACE, CallReader, State, Step, is_object
+from .reader import MAX_DEPTH, SPACE, CallReader, Reading, State, Step, is_object
 
 _MOST_HOLE = 256  # characters of a name or key
 _MOST_SPACE = 256  # before what may be CDATA
@@ -74,7 +74,7 @@ class Pattern:
         return Step.PAST
 
 
-class TagCall:
+class TagCall(Reading):
     """Reads a call between the markers of a style, as CallReader reads one in JSON.
 
     call, argument: texts before and after the arguments and around a value, as a style has them.
@@ -92,7 +92,7 @@ class TagCall:
     ):
         self.name: str | None = None
         self.id: str | None = None  # the model's own
-        self.begun = self.complete = False
+        self.complete = False
         self.pieces: list[str] = []
         self._end, self._argument, self._padded, self._tools = call[1], argument, padded, tools
         self._mark, self._closing = mark, ""
@@ -106,14 +106,6 @@ class TagCall:
         self._held: list[str] = []  # of a value
         self._fresh = False  # nothing of a text was passed on
         self._at: State = self._in_head
-
-    def take(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        """The place behind what was taken of text[at:end]; MORE, END (of the call), WRONG or
-        REFUSED. MORE also where it turns out that this is a call."""
-        begun, step = self.begun, Step.MORE
-        while at < end and step is Step.MORE and self.begun == begun:
-            at, step = self._at(text, at, end)
-        return at, step
 
     def _add(self, text: str) -> None:
         self.pieces.append(text)
