@@ -12,6 +12,7 @@ from .settings import Settings
 
 # What a chunked body may have beside its data, for each byte of it: "1\r\nx\r\n" is a chunk.
 _AROUND = 8
+_PIECE = 8 << 10  # bytes that are parsed at once
 
 
 # Does somebody ask too often, by the headers, and the address that they come from?
@@ -70,6 +71,13 @@ def timed_protocol(
             # was refused.
             if self._headers_due is None and (self.cycle is None or self.cycle.response_complete):
                 self._expect_headers()
+            # In pieces: the parser calls back for every header, and a hundred kB may hold many.
+            for at in range(0, len(data), _PIECE):
+                self._parse(data[at : at + _PIECE])
+                if self.transport.is_closing():
+                    return
+
+        def _parse(self, data: bytes) -> None:
             super().data_received(data)
             if self._in_headers:
                 self._n_bytes += len(data)
@@ -77,7 +85,7 @@ def timed_protocol(
                     self._close()
             elif self._in_body:
                 self._n_around += len(data)
-                if self._n_around > settings.max_headers + len(data):
+                if self._n_around > settings.max_around + len(data):
                     self._close()
 
         def on_message_begin(self) -> None:

@@ -24,6 +24,7 @@ class Settings:
     send_seconds: float = 30.0  # for a client to take what it was sent
     header_seconds: float = 10.0
     max_headers: int = 64 << 10
+    max_around: int = 16 << 10  # around the data of a chunked body, besides 8 for each of its bytes
     max_connections: int | None = None  # None: as many as the process may have, but for a rest
     max_turns: int = 256  # requests of a client that wait since it asks too often
     max_n: int = 64
