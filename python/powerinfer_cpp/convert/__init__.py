@@ -6,10 +6,10 @@ from pathlib import Path
 from ..core.errors import ModelFormatError
 from ..core.log import tell
 from ..core.printable import printable
-from . import adapter, bundles
+from . import adapter, bundles, mlx, packed
 from .activations import NAMES as ACTIVATIONS
 from .activations import PLAIN_ONLY, SMOOTH, default_activation, dense_note
-from .checkpoint import open_checkpoint
+from .checkpoint import metadata_format, open_checkpoint
 from .config import Config
 from .families import read_family
 from .families.family import Family, all_outputs, embeds_predictors
@@ -118,6 +118,7 @@ def convert(
     folder = _model_folder(model)
     config = Config(folder)
     family = read_family(config, activation)
+    scheme = packed.read_scheme(config, allow_unknown)
     vocab = read_vocab(folder, config, family.n_vocab, pre)
     pooling = read_pooling(folder, allow_unknown)
     unread = judge_keys(config, allow_unknown)
@@ -133,7 +134,7 @@ def convert(
     neuron_aware = neuron_aware or bool(family.threshold and not vocab_only)
     found: list[Output] = []
     if not vocab_only:
-        checkpoint = open_checkpoint(folder)
+        checkpoint = _weights(folder, family, scheme)
         if not dense and predictor is None and embeds_predictors(family, checkpoint):
             neuron_aware = family.keep_predictors = True
         found = list(_outputs(folder, checkpoint, predictor, family, neuron_aware, allow_unknown))
@@ -194,6 +195,20 @@ def _refuse_devices(folder: Path) -> None:
             raise ModelFormatError(f"{path}: is not a regular file")
 
 
+def _weights(folder: Path, family: Family, scheme: packed.Scheme) -> dict[str, Weight]:
+    """The checkpoint as the family knows it, whatever program wrote it."""
+    checkpoint = open_checkpoint(folder)
+    try:
+        if scheme.mlx:
+            checkpoint = mlx.unpacked(checkpoint, scheme.mlx)
+        else:
+            checkpoint = packed.unpacked(checkpoint, scheme)
+        family.of_mlx = bool(scheme.mlx) or metadata_format(folder) == "mlx"
+        return mlx.restored(checkpoint, family)
+    except ModelFormatError as error:
+        raise type(error)(f"{folder}: {error}") from None
+
+
 def _outputs(
     folder: Path,
     checkpoint: dict[str, Weight],
@@ -208,7 +223,8 @@ def _outputs(
     except ModelFormatError as error:
         if str(folder) in str(error):
             raise
-        raise type(error)(f"{folder}: {error}") from None
+        way = " (MLX wrote it, which changes tensors: convert the original one)"
+        raise type(error)(f"{folder}: {error}{way if family.of_mlx else ''}") from None
     if predictor is not None:
         path = Path(predictor)
         if not path.is_dir():

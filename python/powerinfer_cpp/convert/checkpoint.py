@@ -20,6 +20,9 @@ from .torch_zip import NotPlain, read_torch_zip
 from .weight import Weight, unread
 
 _SAFETENSORS_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+# Elements that are no weights by themselves, and the integers that hold them.
+_CODES = {"U8": "u1", "I8": "i1", "I32": "<i4", "U32": "<u4", "I64": "<i8"}
+_CODES |= dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0"), "u1")
 
 
 def open_checkpoint(folder: Path) -> dict[str, Weight]:
@@ -103,23 +106,37 @@ def _safetensors(path: Path) -> dict[str, Weight]:
             pass  # checks the header: every range inside the file, no holes, no overlaps
     except (SafetensorError, ValueError) as error:
         raise ModelFormatError(f"{path}: damaged safetensors file: {error}") from None
-    with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
+    header, size = _header(path)
     weights = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        dtype = _SAFETENSORS_DTYPES.get(entry["dtype"])
-        shape, offset = tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
+        kind, shape = entry["dtype"], tuple(entry["shape"])
+        offset = 8 + size + entry["data_offsets"][0]
+        dtype = _SAFETENSORS_DTYPES.get(kind)
         if dtype is None:
-            of_bytes = entry["dtype"] == "U8"
-            stored = _mapping(path, "u1", shape, offset) if of_bytes else unread
-            why = f"element type {entry['dtype']}; supported: {', '.join(_SAFETENSORS_DTYPES)}"
-            weights[name] = Weight(name, shape, False, stored, why, of_bytes)
+            held = _CODES.get(kind)
+            stored = _mapping(path, held, shape, offset) if held else unread
+            why = f"element type {kind}; supported: {', '.join(_SAFETENSORS_DTYPES)}"
+            weights[name] = Weight(name, shape, False, stored, why, kind if held else "")
             continue
         weights[name] = Weight(name, shape, dtype == "<u2", _mapping(path, dtype, shape, offset))
     return weights
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """What a safetensors file says of its tensors, and the bytes that this takes."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return json.loads(file.read(size)), size
+
+
+def metadata_format(folder: Path) -> str:
+    """The program that wrote a checkpoint's safetensors files ("pt", "mlx"), as far as the first of
+    them says, which open_checkpoint has read without an error."""
+    files = _parts(folder, "*.safetensors", "model.safetensors")
+    found = _header(files[0])[0].get("__metadata__", {}).get("format") if files else None
+    return found if isinstance(found, str) else ""
 
 
 def _mapping(

@@ -53,6 +53,10 @@ class Asked(dict[str, Any]):
         self.asked.add(key)
         return super().get(key, default)
 
+    def peek(self, key: str) -> Any:
+        """The value, None without one, for somebody who may not want it: the key stays unknown."""
+        return super().get(key)
+
     def __contains__(self, key: object) -> bool:
         self.asked.add(str(key))
         return super().__contains__(key)

@@ -57,7 +57,7 @@ class Weights:
     def take_bytes(self, name: str, *shape: int) -> Weight:
         """The same for a tensor of bytes (U8), which are no weights by themselves."""
         weight = self._left.get(name)
-        if weight is not None and weight.shape == shape and weight.of_bytes:
+        if weight is not None and weight.shape == shape and weight.codes == "U8":
             return self._left.pop(name)
         if weight is not None and not weight.unsupported:
             raise ModelFormatError(f"tensor {name} does not hold bytes")

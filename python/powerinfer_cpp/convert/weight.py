@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -10,18 +11,19 @@ import numpy as np
 class Weight:
     """A tensor of a checkpoint.
 
-    shape: numpy's order. stored(): its values as stored, mapped if possible; BF16 as uint16. bf16:
-    the values are BF16. unsupported: the element type of values that cannot be read, "" otherwise;
-    whoever needs the tensor refuses it. of_bytes: stored() has bytes, which stand for weights in a
-    way that the model's family knows.
+    shape: numpy's order. stored(): an array of its values as stored, mapped if possible, BF16 as
+    uint16; or what stands for an array whose values are computed (codes.Computed). bf16: the values
+    are BF16. unsupported: the element type of values that cannot be read, "" otherwise;
+    whoever needs the tensor refuses it. codes: their element type, as safetensors names it, if
+    stored() has them as integers, which stand for weights in a way that somebody else knows.
     """
 
     name: str
     shape: tuple[int, ...]
     bf16: bool
-    stored: Callable[[], np.ndarray]
+    stored: Callable[[], Any]
     unsupported: str = ""
-    of_bytes: bool = False
+    codes: str = ""
 
     def of(self, index: int) -> "Weight":
         """One of the tensors that it stacks, such as an expert's."""
@@ -42,8 +44,8 @@ def unread() -> np.ndarray:
     raise RuntimeError("the values of this tensor cannot be read")
 
 
-def widen(values: np.ndarray, bf16: bool) -> np.ndarray:
-    """A part of Weight.stored() as float32."""
+def widen(values: Any, bf16: bool) -> np.ndarray:
+    """Weight.stored() or a part of it as float32."""
     if bf16:
         return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32, copy=False)
+    return np.asarray(values, dtype=np.float32)

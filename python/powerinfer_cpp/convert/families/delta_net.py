@@ -34,6 +34,7 @@ class _DeltaNets(Llama):
     has_rope_factors = False
     ffn_norm = "post_attention_norm"
     gates_attention = True
+    mlx_adds_one = True
     guess_names = (
         *(f"{name}.weight" for name in _GUESSING.values()),
         "mtp.layers.0.input_layernorm.weight",
@@ -168,7 +169,7 @@ class Qwen35(_DeltaNets):
 
     architecture = "qwen35"
     # Of the checkpoints that see images.
-    left_out = re.compile(r"(model\.)?visual\..+")
+    left_out = re.compile(r"(model\.)?visual\..+|vision_tower\..+")
 
     def __init__(self, config: Config):
         text = config.section("text_config")

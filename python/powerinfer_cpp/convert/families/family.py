@@ -48,6 +48,8 @@ class Family:
     guess_names: tuple[str, ...] = ()  # of the layer that predicts further tokens, those it needs
     guess_parts = 1  # it is so many layers of the checkpoint
     guesses = False  # is it converted?
+    expert_parts: dict[str, str] = {}  # of the matrices of experts, by llama.cpp's names
+    mlx_adds_one = False  # MLX's checkpoints hold 1 + weight for norms, where others hold weight
     has_rope_factors = False  # the GGUF has a place for factors of frequencies (llama3, longrope)
 
     def __init__(self, config: Config):
@@ -66,6 +68,7 @@ class Family:
         self.activation = ""
         self.threshold = 0.0  # FATReLU: values up to it become 0
         self.keep_predictors = False  # convert the checkpoint's own predictors
+        self.of_mlx = False  # the checkpoint says that MLX wrote it
         self.rope: Rope | None = None
         self.window = 0  # positions that a row sees; 0: all
         self.slides: list[bool] = []  # which layers have the window; empty: all
