@@ -41,8 +41,8 @@ class LlamaModelDecoding(ModelDraft):
     def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
         with self.llama._loop.held() as context:
             ids = np.ascontiguousarray(input_ids, dtype=np.int32)
-            n = self.most(context.n_ctx - len(ids), **kwargs)
-            if n <= 0:
+            n = self.most(ids, context.n_ctx, **kwargs)
+            if not n:
                 return NO_IDS
             # What is guessed behind them may be wrong.
             context.become(ids, np.ones(len(ids), dtype=bool), {len(ids) - 1})

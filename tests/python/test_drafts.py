@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import checkpoints
 import numpy as np
 import pytest
 import tiny
 from circles import pick
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.cli.drafting import add_draft_arguments, draft_of
+from powerinfer_cpp.convert import convert
 from powerinfer_cpp.core.context import Context
 from powerinfer_cpp.llama_speculative import (
     LlamaDraftModel,
@@ -95,6 +98,51 @@ def test_texts_are_the_same(
             expected, found = plain(prompt, **more), drafting(prompt, **more)
             assert found["choices"] == expected["choices"], (prompt, sampling)
             assert drafting.n_tokens == plain.n_tokens
+
+
+def padded(folder: Path, n_vocab: int, **special: int) -> Path:
+    """A tiny model of 300 tokens and rows that pad the embedding, which its head likes best.
+    special: ids of further tokens."""
+    cfg = checkpoints.config(vocab_size=n_vocab, num_key_value_heads=2)
+    weights = checkpoints.weights(cfg)
+    weights["lm_head.weight"][300:] *= 9
+    checkpoints.save(folder, cfg, weights)
+    if special:
+        (folder / "added_tokens.json").write_text(json.dumps(special))
+    path = folder.parent / f"{folder.name}.gguf"
+    return convert(folder, outfile=path, outtype="f32", log=lambda _line: None)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_rows_that_pad_a_vocabulary(wrapped: bool, tmp_path: Path) -> None:
+    few, many = padded(tmp_path / "few", 301), padded(tmp_path / "many", 420)
+    never = dict.fromkeys(range(300, 420), -1e9)  # padding is no text
+    fields = {"n_ctx": 64, "n_threads": 1, "verbose": False}
+    for target, draft in ((few, many), (many, few)):
+        guess = (
+            LlamaModelDecoding(draft, p_min=0, **fields) if wrapped else DraftFile(draft, p_min=0)
+        )
+        with Llama(target, **fields) as plain, Llama(target, draft_model=guess, **fields) as llm:
+            bias = {i: v for i, v in never.items() if i < llm.n_vocab()}
+            more = {"max_tokens": 20, "temperature": 0, "logit_bias": bias}
+            want = plain("the quick", **more)["choices"]
+            assert llm("the quick", **more)["choices"] == want
+            found = llm._runtime.draft
+            for text in (b"the", b"lazy dog", b"a child tells"):
+                assert (found(np.array(llm.tokenize(text), np.intc), most=9) < 300).all()
+            beyond = np.array([1, 5, 410], np.intc)  # a token that the smaller one lacks
+            assert not found(beyond, most=9).size or draft == many
+
+
+def test_vocabularies_that_differ(tmp_path: Path) -> None:
+    model = padded(tmp_path / "a", 320, **{"<one>": 300})
+    more = {"<one>": 300} | {f"<{i}>": 301 + i for i in range(140)}
+    for name, special in (("b", {"<two>": 300}), ("c", more)):
+        draft = padded(tmp_path / name, 450, **special)
+        with pytest.raises(ValueError, match="another vocabulary than .*(token 300 is|140 tokens)"):
+            Llama(model, draft_model=str(draft), n_ctx=64, verbose=False)
+    added = padded(tmp_path / "d", 330, **{"<one>": 300, "<two>": 301})
+    Llama(model, draft_model=str(added), n_ctx=64, verbose=False).close()
 
 
 def test_the_context_is_the_one_without_drafts(model_path: Path) -> None:

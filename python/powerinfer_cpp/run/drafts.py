@@ -6,9 +6,11 @@ than a pass over one. The model still chooses every token itself, from the same 
 numbers. So drafts change the time of a text and nothing else.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ from .sequences import Sequences
 from .sequences import fields as fields_of
 
 N_BATCH = 512  # tokens that a draft model computes at once
+MOST_ALONE = 128  # tokens that only one of two vocabularies has, such as added ones
+_UNUSED = 5  # tokenizer.ggml.token_type
+_PADDING = re.compile(r"\[PAD\d+\]")  # as converters name these rows, earlier without the type
 NO_IDS = np.empty(0, dtype=np.intc)
 # The id behind one that comes next, and its probability (Session.guess).
 Guess = Callable[[int], tuple[int, float]]
@@ -70,15 +75,21 @@ class ModelDraft(LlamaDraftModel):
     """What a smaller model with the same vocabulary writes next.
 
     num_pred_tokens: most tokens of a draft. p_min: a draft ends where the model gives its best
-    token less than this probability.
+    token less than this probability. shared: bool [n_vocab], which of its tokens may be guessed;
+    None: all.
     """
 
     def __init__(self, model: Model, num_pred_tokens: int = 10, p_min: float = 0.5):
         self.model, self.num_pred_tokens, self.p_min = model, num_pred_tokens, p_min
+        self.shared: np.ndarray | None = None
 
-    def most(self, room: int, **kwargs: Any) -> int:
-        """Tokens of the next draft, with so many positions left; kwargs: those of the call."""
-        return min(self.num_pred_tokens, kwargs.get("most", self.num_pred_tokens), room)
+    def most(self, ids: np.ndarray, n_ctx: int, **kwargs: Any) -> int:
+        """Tokens of the next draft behind the ids; kwargs: those of the call. 0 also where the
+        model lacks one of the ids."""
+        if len(ids) and ids.max() >= self.model.n_vocab:
+            return 0
+        room = n_ctx - len(ids)
+        return max(0, min(self.num_pred_tokens, kwargs.get("most", self.num_pred_tokens), room))
 
     def likely(
         self, n: int, logits: Callable[[], np.ndarray], compute: Callable[[np.ndarray], None]
@@ -89,6 +100,8 @@ class ModelDraft(LlamaDraftModel):
         while True:
             scores = logits()
             best = int(scores.argmax())
+            if self.shared is not None and not self.shared[best]:
+                break
             if not 1 / np.exp(scores - scores[best]).sum() >= self.p_min:
                 break
             found.append(best)
@@ -150,8 +163,8 @@ class FileDraft(ModelDraft):
 
     def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
         ids = np.ascontiguousarray(input_ids, dtype=np.int32)
-        n = self.most(self._session.n_ctx - len(ids), **kwargs)
-        if n <= 0:
+        n = self.most(ids, self._session.n_ctx, **kwargs)
+        if not n:
             return NO_IDS
         flags = np.ones(len(ids), dtype=bool)
         seq, done = self._sequences.take(kwargs.get("owner", ""), ids, flags)
@@ -210,19 +223,49 @@ def draft_model(
         given = DraftFile(given)
     if isinstance(given, DraftFile):
         given = FileDraft(given, n_ctx, n_threads, n_texts, **fields)
-    if isinstance(given, ModelDraft) and _vocabulary(given.model) != _vocabulary(model):
-        given.close()
-        raise ValueError(
-            f"draft_model: {given.model.path} has another vocabulary than {model.path}: their "
-            "tokens must be the same"
-        )
+    if isinstance(given, ModelDraft):
+        try:
+            given.shared = _shared(given.model, model)
+        except ValueError:
+            given.close()
+            raise
     if not callable(given):
         raise ValueError("draft_model must be a LlamaDraftModel or the path of a GGUF file")
     return given
 
 
-def _vocabulary(model: Model) -> Any:
-    return model.n_vocab, model.gguf.metadata.get("tokenizer.ggml.tokens")
+def _shared(draft: Model, model: Model) -> np.ndarray | None:
+    """Which of the draft's tokens the model has too, bool [n_vocab]; None: all, as all of its own.
+
+    Rows that only pad an embedding are no tokens: files of one tokenizer have more or fewer of
+    them. Raises ValueError for another vocabulary.
+    """
+    ours, theirs = _texts(draft), _texts(model)
+    if ours == theirs:
+        return None
+    both = list(zip(ours, theirs, strict=False))
+    shared = np.array([a is not None and a == b for a, b in both], dtype=bool)
+    alone = sum(text is not None for text in (*ours, *theirs)) - 2 * int(shared.sum())
+    other = next((i for i, (a, b) in enumerate(both) if a != b and None not in (a, b)), None)
+    if other is not None or alone > MOST_ALONE:
+        why = f"{alone} tokens are only in one of them"
+        if other is not None:
+            why = f"token {other} is {ours[other]!r} and {theirs[other]!r}"
+        raise ValueError(
+            f"draft_model: {draft.path} has another vocabulary than {model.path}: {why}"
+        )
+    return np.concatenate([shared, np.zeros(len(ours) - len(shared), dtype=bool)])
+
+
+def _texts(model: Model) -> list[str | None]:
+    """The model's tokens, None for rows that are none."""
+    texts: Any = model.gguf.value("tokenizer.ggml.tokens", [])
+    types: Any = model.gguf.value("tokenizer.ggml.token_type", [])
+    found: list[str | None] = [
+        None if kind == _UNUSED or _PADDING.fullmatch(text) else text
+        for text, kind in zip_longest(texts, types[: len(texts)], fillvalue=1)
+    ]
+    return found + [None] * (model.n_vocab - len(found))
 
 
 class Drafts:
