@@ -308,12 +308,16 @@ void rejects() {
             parts.more = [&](GgufWriter& w) { w.add_string(name, "1"); };
             CHECK_THROWS(format, load(parts));
         }
-    for (const char* key : {"add_bos_token", "add_eos_token", "add_space_prefix"}) {
-        parts.more = [&](GgufWriter& w) {
-            w.add_string(std::string("tokenizer.ggml.") + key, "yes");
-        };
+    const char* const ours = "powerinfer.tokenizer.ignore_merges";
+    for (const char* key :
+         {"tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token",
+          "tokenizer.ggml.add_space_prefix", "tokenizer.ggml.remove_extra_whitespaces", ours}) {
+        parts.more = [&](GgufWriter& w) { w.add_string(key, "yes"); };
         CHECK_THROWS(format, load(parts));
+        CHECK(message(parts).find(key) != std::string::npos);
     }
+    parts.more = [&](GgufWriter& w) { w.add_bool(ours, true); };
+    CHECK_THROWS(unsupported, load(parts));  // only BPE of bytes obeys it
 }
 
 // A table of characters that replaces A by "bc" and, if it is not cut short, has a trie of 323

@@ -31,7 +31,7 @@ inline std::vector<std::string> byte_letters() {
     return letters;
 }
 
-inline powerinfer::Vocab make(const char* model, const char* pre) {
+inline powerinfer::Vocab make(const char* model, const char* pre, bool prefixed = false) {
     const std::string path = (std::filesystem::temp_directory_path() /
                               ("fuzz_vocabulary." + std::to_string(getpid()) + ".gguf"))
                                  .string();
@@ -75,10 +75,8 @@ inline powerinfer::Vocab make(const char* model, const char* pre) {
         w.add_strings("tokenizer.ggml.tokens", texts);
         w.add_f32s("tokenizer.ggml.scores", scores);
         w.add_i32s("tokenizer.ggml.token_type", types);
-        if (unigram) {
-            w.add_u32("tokenizer.ggml.unknown_token_id", 0);
-            w.add_bool("tokenizer.ggml.add_space_prefix", true);
-        }
+        if (unigram) w.add_u32("tokenizer.ggml.unknown_token_id", 0);
+        if (unigram || prefixed) w.add_bool("tokenizer.ggml.add_space_prefix", true);
         if (!merges.empty()) w.add_strings("tokenizer.ggml.merges", merges);
         w.finish();
     }
@@ -101,6 +99,7 @@ inline const std::vector<powerinfer::Vocab>& vocabularies() {
             v.push_back(make("gpt2", pre));
         }
         v.push_back(make("t5", nullptr));
+        v.push_back(make("gpt2", "qwen2", true));
         return v;
     }();
     return all;

@@ -11,11 +11,10 @@ namespace {
 
 constexpr size_t kMostTexts = 256, kMostBytes = 40, kMostTail = 20;
 
-// A token as a text of its own: without the space that SentencePiece puts before a text.
+// A token as a text of its own: without the space that some vocabularies put before a text.
 std::string_view alone(const Vocab& vocab, int32_t id) {
     std::string_view text = vocab.text(id, true);
-    if (vocab.add_space_prefix && !vocab.bpe && !text.empty() && text[0] == ' ')
-        text.remove_prefix(1);
+    if (vocab.add_space_prefix && !text.empty() && text[0] == ' ') text.remove_prefix(1);
     return text;
 }
 

@@ -226,7 +226,10 @@ std::shared_ptr<const Bpe> read_bpe(const Gguf& gguf, const Vocab& vocab, bool o
                             (unsigned long long)merges->count(), (unsigned long long)kMostMerges));
 
     const auto bpe = std::make_shared<Bpe>();
-    if (of_bytes) bpe->pre = &read_pretokenizer(gguf);
+    if (of_bytes) {
+        bpe->pre = &read_pretokenizer(gguf);
+        bpe->ignore_merges = gguf.boolean(key_ignore_merges, bpe->pre->ignore_merges);
+    }
     Symbols symbols(vocab, *bpe);
     for (int byte = 0; byte < 256; byte++) {
         const int32_t token = vocab.byte_ids[byte];
@@ -267,15 +270,16 @@ std::string decode_bpe_text(std::string_view text) {
     return bytes;
 }
 
+// The text is not empty, and gets no second space, as in the package tokenizers.
 void encode_bpe(const Vocab& vocab, std::string_view text, std::vector<int32_t>& ids) {
-    const PreTokenizer& pre = *vocab.bpe->pre;
     Merger merger(vocab, ids);
-    std::string written;
+    std::string written, prefixed;
+    if (vocab.add_space_prefix && text[0] != ' ') text = prefixed.append(" ").append(text);
     size_t begin = 0;
-    for (const size_t end : pre.split(text)) {
+    for (const size_t end : vocab.bpe->pre->split(text)) {
         const std::string_view piece = text.substr(begin, end - begin);
         begin = end;
-        if (pre.ignore_merges) {
+        if (vocab.bpe->ignore_merges) {
             written.clear();
             for (const char c : piece) written += alphabet().texts[uint8_t(c)];
             const int32_t token = find_token(vocab, written);
@@ -289,8 +293,15 @@ void encode_bpe(const Vocab& vocab, std::string_view text, std::vector<int32_t>&
 }
 
 void encode_character_bpe(const Vocab& vocab, std::string_view text, std::vector<int32_t>& ids) {
-    std::string escaped;
-    for (const char c : text) escaped += c == ' ' ? "\xE2\x96\x81" : std::string(1, c);
+    static const char space[] = "\xE2\x96\x81";
+    std::string escaped = vocab.add_space_prefix ? space : "";
+    for (const char c : text) {
+        if (c == ' ') {
+            escaped += space;
+        } else {
+            escaped += c;
+        }
+    }
     Merger(vocab, ids).append_characters(escaped);
 }
 

@@ -21,6 +21,7 @@ struct Bpe {
     };
 
     const PreTokenizer* pre = nullptr;  // of bytes
+    bool ignore_merges = false;         // of bytes: a piece that is a token is that token
     // Symbols are token ids; texts of merges that are no tokens are numbered from the number of
     // tokens on.
     std::vector<Merge> merges;
@@ -40,6 +41,10 @@ struct Bpe {
 // The rule named by tokenizer.ggml.pre; GPT-2's if the key is missing. Throws Error(unsupported)
 // for an unknown name.
 const PreTokenizer& read_pretokenizer(const ggml::Gguf& gguf);
+
+// Whether a piece that is a token is not merged, where the rule does not say so itself: a key of
+// our own, which only BPE of bytes obeys.
+constexpr const char* key_ignore_merges = "powerinfer.tokenizer.ignore_merges";
 
 // Reads the merges; tokens, ids and `unk` of vocab must be filled. Throws Error(format) if there
 // are none. Like llama.cpp, ignores malformed and repeated ones.

@@ -272,6 +272,19 @@ void read_ends(const Gguf& gguf, Vocab& vocab) {
     if (ends.front() < 0) ends.erase(ends.begin());
 }
 
+// Keys that one kind of vocabulary obeys, in the file of another: ours change the tokens and are
+// refused, those of other engines are ignored there, too.
+void check_keys_of_others(const Gguf& gguf, bool of_bytes, bool unigram, Vocab& vocab) {
+    if (!of_bytes && gguf.boolean(key_ignore_merges, false))
+        throw Error(Code::unsupported, gguf.path() + ": " + key_ignore_merges +
+                                           " is only supported for the tokenizer 'gpt2'");
+    const char* const why = "is not obeyed: only the tokenizer 't5' does so";
+    const char* const key_join = "tokenizer.ggml.remove_extra_whitespaces";
+    if (!unigram && gguf.boolean(key_join, false)) note(gguf, key_join, why, vocab);
+    const char* const key_charsmap = "tokenizer.ggml.precompiled_charsmap";
+    if (!unigram && gguf.find(key_charsmap)) note(gguf, key_charsmap, why, vocab);
+}
+
 }  // namespace
 
 Vocab read_vocab(const Gguf& gguf) {
@@ -290,6 +303,7 @@ Vocab read_vocab(const Gguf& gguf) {
     read_types(gguf, !of_bytes, vocab);
     index_tokens(gguf, of_bytes ? decode_bpe_text : with_spaces, vocab);
     read_flags(gguf, vocab);
+    check_keys_of_others(gguf, of_bytes, unigram, vocab);
 
     // Default ids of the family.
     int32_t bos = 1, eos = 2, unk = 0;
@@ -316,12 +330,12 @@ Vocab read_vocab(const Gguf& gguf) {
     vocab.unk = read_id(gguf, "tokenizer.ggml.unknown_token_id", vocab, unk);
     vocab.add_bos = gguf.boolean("tokenizer.ggml.add_bos_token", add_bos) && vocab.bos >= 0;
     vocab.add_eos = gguf.boolean("tokenizer.ggml.add_eos_token", unigram) && vocab.eos >= 0;
-    vocab.add_space_prefix = gguf.boolean("tokenizer.ggml.add_space_prefix", family == "llama");
     vocab.encode = of_bytes  ? encode_bpe
                    : bpe     ? encode_character_bpe
                    : unigram ? encode_unigram
                              : encode_spm;
     if (unigram) vocab.unigram = read_unigram(gguf, vocab);
+    vocab.add_space_prefix = false;
     if (bpe) {
         vocab.bpe = read_bpe(gguf, vocab, of_bytes);
         const std::vector<int32_t> newline = vocab.tokenize("\n", false);
@@ -330,6 +344,7 @@ Vocab read_vocab(const Gguf& gguf) {
         vocab.nl = vocab.byte_ids[uint8_t('\n')];
         if (vocab.nl < 0) vocab.nl = vocab.find("\n");
     }
+    vocab.add_space_prefix = gguf.boolean("tokenizer.ggml.add_space_prefix", family == "llama");
     read_ends(gguf, vocab);
     // Whoever fills a gap in a text reads these: one that is no token is noted here.
     for (const char* const part : {"fim_pre", "fim_suf", "fim_mid", "prefix", "suffix", "middle"})

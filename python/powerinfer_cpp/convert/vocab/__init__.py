@@ -14,6 +14,8 @@ from .spm import read_sentencepiece
 from .spm_json import SPACE
 from .templates import read_templates
 
+_OF_LLAMA = ("LlamaTokenizer", "CodeLlamaTokenizer")  # whose add_prefix_space counts
+
 __all__ = ["PRE_NAMES", "Vocab", "read_vocab"]
 
 
@@ -30,6 +32,8 @@ def read_vocab(folder: Path, config: Config, n_vocab: int, pre: str | None = Non
         vocab = read_sentencepiece(folder / "tokenizer.model")
     else:
         vocab = read_bpe(folder, settings, config.model_type(), pre)
+    if vocab.kind == "llama" and str(settings.get("tokenizer_class")).startswith(_OF_LLAMA):
+        vocab.add_space_prefix = _setting(settings, "add_prefix_space", vocab.add_space_prefix)
     added = _added_tokens(folder, settings, vocab.added)
     if len(vocab.texts) > n_vocab:
         raise ModelFormatError(

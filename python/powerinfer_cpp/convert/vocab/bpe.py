@@ -7,7 +7,7 @@ from ...core.errors import ModelFormatError, UnsupportedModelError
 from ..checkpoint import read_json
 from .model import TokenType, Vocab, match_flags
 from .pretokenizer import PRE_NAMES, find_pre, is_byte_level, prefixes_space
-from .spm_json import as_sentencepiece
+from .spm_json import CHANGES, as_sentencepiece
 from .unigram_json import read_unigram
 
 # Without tokenizer.json: the rule of a tokenizer's class, else of a family.
@@ -31,7 +31,7 @@ def read_bpe(folder: Path, settings: dict[str, Any], family: str, pre: str | Non
     UnsupportedModelError, ValueError for an unknown `pre`.
     """
     if (folder / "tokenizer.json").exists():
-        return _from_json(folder / "tokenizer.json", family, pre)
+        return _from_json(folder / "tokenizer.json", settings, family, pre)
     if not (folder / "vocab.json").exists():
         raise FileNotFoundError(
             f"{folder}: no tokenizer.model, tokenizer.json or vocab.json: there is no tokenizer"
@@ -49,10 +49,11 @@ def read_bpe(folder: Path, settings: dict[str, Any], family: str, pre: str | Non
     vocab = _vocab(folder / "vocab.json", read_json(folder / "vocab.json"), found)
     vocab.pre = _named(pre, f"{folder}: without tokenizer.json the pre-tokeniser is not known")
     vocab.add_bos = False
+    vocab.add_space_prefix = settings.get("add_prefix_space") is True
     return vocab
 
 
-def _from_json(path: Path, family: str, pre: str | None) -> Vocab:
+def _from_json(path: Path, settings: dict[str, Any], family: str, pre: str | None) -> Vocab:
     tokenizer = read_json(path)
     model = tokenizer.get("model")
     if not isinstance(model, dict):
@@ -68,6 +69,9 @@ def _from_json(path: Path, family: str, pre: str | None) -> Vocab:
     merges = model.get("merges")
     if not isinstance(merges, list):
         raise ModelFormatError(f"{path}: no merges")
+    for name in CHANGES:
+        if model.get(name):
+            raise UnsupportedModelError(f"{path}: a BPE model with {name}")
     vocab = _vocab(
         path,
         model.get("vocab"),
@@ -78,7 +82,13 @@ def _from_json(path: Path, family: str, pre: str | None) -> Vocab:
         vocab.pre = _named(
             pre or find_pre(tokenizer), f"{path}: the pre-tokeniser's rule is not known"
         )
-        vocab.add_space_prefix = prefixes_space(tokenizer)
+        vocab.ignore_merges = bool(model.get("ignore_merges"))
+        prefix = prefixes_space(tokenizer, settings.get("add_prefix_space"))
+        if prefix is None:
+            raise UnsupportedModelError(
+                f"{path}: a step that adds spaces (add_prefix_space) behind one that divides a text"
+            )
+        vocab.add_space_prefix = prefix
         if tokenizer.get("normalizer"):
             vocab.notes.append("tokenizer.json normalises characters; GGUF tokenizers do not")
     else:
@@ -121,6 +131,8 @@ def _vocab(path: Path, ids: Any, merges: list[str], kind: str = "gpt2") -> Vocab
                 f"{path}: {text!r} and {by_id[token]!r} have the same id {token}"
             )
         by_id[token] = text
+    if not merges and kind != "llama":
+        raise UnsupportedModelError(f"{path}: a BPE model with no merges, which no GGUF has")
     vocab = Vocab(kind, [], [], merges=merges)
     for token, text in sorted(by_id.items()):
         vocab.pad_to(token, path)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...core.errors import ModelFormatError
 from ..writer import Entry, array, boolean, string, uint32
+from .pretokenizer import IGNORE_MERGES
 
 # A few lines of JSON can ask for 2^31 tokens of some hundred bytes each; models have thousands.
 _MOST_PADDING = 1 << 18
@@ -49,6 +50,9 @@ class Vocab:
     scores: list[float] = field(default_factory=list)
     merges: list[str] = field(default_factory=list)
     pre: str | None = None
+    ignore_merges: bool | None = (
+        None  # a piece that is a token is that token; None: as `pre` has it
+    )
     bos: int | None = None
     eos: int | None = None
     unk: int | None = None
@@ -112,6 +116,8 @@ class Vocab:
         ):
             if value is not None:
                 yield uint32(f"tokenizer.ggml.{key}_token_id", value)
+        if self.ignore_merges not in (None, self.pre in IGNORE_MERGES):
+            yield boolean("powerinfer.tokenizer.ignore_merges", self.ignore_merges)
         yield from self._end_entries()
         for flag in FLAGS:
             if ids := [token for token, flags in sorted(self.flags.items()) if flag in flags]:

@@ -34,6 +34,9 @@ PRE_NAMES = (
     "kimi-k2",
 )
 
+# Those with which a piece that is a token is that token, unless the file says otherwise.
+IGNORE_MERGES = ("llama-bpe", "tekken")
+
 # The rule of GPT-4, with up to three digits together in Llama 3, each alone in Qwen 2.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
@@ -114,9 +117,16 @@ def is_byte_level(tokenizer: dict[str, Any]) -> bool:
     return any(node.get("type") == "ByteLevel" for node in _nodes(tokenizer.get("pre_tokenizer")))
 
 
-def prefixes_space(tokenizer: dict[str, Any]) -> bool:
-    """Whether a space is added before the text."""
-    return any(node.get("add_prefix_space") for node in _nodes(tokenizer.get("pre_tokenizer")))
+def prefixes_space(tokenizer: dict[str, Any], asked: Any) -> bool | None:
+    """Whether a space is added before the text; None: before every piece of one, or after a part.
+
+    asked: tokenizer_config.json's add_prefix_space, which counts for a tokenizer of a single step.
+    """
+    steps = _nodes(tokenizer.get("pre_tokenizer"))
+    if len(steps) == 1 and isinstance(asked, bool):
+        return asked
+    adding = [bool(node.get("add_prefix_space")) for node in steps]
+    return None if any(adding[1:]) else any(adding)
 
 
 def _nodes(node: Any) -> list[dict[str, Any]]:

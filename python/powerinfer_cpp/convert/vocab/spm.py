@@ -38,11 +38,11 @@ def read_sentencepiece(path: Path) -> Vocab:
         **{name: token if token >= 0 else None for name, token in special.items()},
         add_space_prefix=bool(normalizer.get(3, 1)),
     )
+    if not normalizer.get(5, 1):
+        raise UnsupportedModelError(f"{path}: escape_whitespaces is off")
+    if trainer.get(24, 0):
+        raise UnsupportedModelError(f"{path}: treat_whitespace_as_suffix is on")
     if vocab.kind == "t5":
-        if not normalizer.get(5, 1):
-            raise UnsupportedModelError(f"{path}: escape_whitespaces is off")
-        if trainer.get(24, 0):
-            raise UnsupportedModelError(f"{path}: treat_whitespace_as_suffix is on")
         vocab.charsmap = bytes(normalizer.get(2, b""))
         vocab.join_spaces = bool(normalizer.get(4, 1))
         return vocab

@@ -17,7 +17,7 @@ from .model import TokenType, Vocab
 SPACE = "\u2581"  # stands for a space
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 # Model settings that add merges to the list or remove some.
-_CHANGES = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
+CHANGES = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
 
 
 def as_sentencepiece(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> None:
@@ -26,9 +26,8 @@ def as_sentencepiece(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> Non
     Raises UnsupportedModelError if a GGUF cannot express them, ModelFormatError for broken files.
     """
     model = tokenizer["model"]
-    for name in _CHANGES:
-        if model.get(name):
-            raise UnsupportedModelError(f"{path}: a BPE model with {name}")
+    if model.get("ignore_merges"):
+        raise UnsupportedModelError(f"{path}: a BPE model with ignore_merges")
     ids = {text: token for token, text in enumerate(vocab.texts)}
     missing = next((text for text in BYTES if text not in ids), None)
     if missing is not None:
