@@ -251,6 +251,19 @@ def test_a_family_that_nothing_is_like(llama: Spliced, tmp_path: Path) -> None:
         memory_plan(str(path), {}, {})
 
 
+@pytest.mark.parametrize("tokenizer", ["bert", "rwkv"])
+def test_an_unknown_family_matters_more_than_its_tokenizer(
+    tokenizer: str, llama: Spliced, tmp_path: Path
+) -> None:
+    keys = {**renamed(llama, "bert9"), "tokenizer.ggml.model": tokenizer}
+    path = llama.write(tmp_path / "m.gguf", keys)
+    with pytest.raises(UnsupportedModelError, match='architecture "bert9" is not supported'):
+        memory_plan(str(path), {}, {})
+    path = llama.write(tmp_path / "m.gguf", {"tokenizer.ggml.model": tokenizer})
+    with pytest.raises(UnsupportedModelError, match=f"the tokenizer '{tokenizer}'"):
+        memory_plan(str(path), {}, {})
+
+
 def test_what_is_written_opens_without_a_word(
     files: Callable[[str], Spliced], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -234,6 +234,16 @@ void refuse_unread_overrides(const ggml::Gguf& gguf) {
                           ": the file has no such key, and the model reads none");
 }
 
+// A file of an unknown architecture may have a vocabulary of an unknown kind, too: that matters
+// less.
+[[noreturn]] void refuse_with_vocab(Model& model) {
+    try {
+        model.vocab = read_vocab(model.file.gguf);  // whose size is that of tensors
+    } catch (const ggml::Error&) {
+    }
+    refuse_unknown_family(model);
+}
+
 void require_nextn(const Model& m, const Family& family) {
     const std::string key = m.config.architecture + ".nextn_predict_layers";
     if (!m.config.n_nextn) {
@@ -267,6 +277,8 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     model->budget = Budget::make(params.ram_budget);
     model->file = ModelFile::open(path);
     override_values(model->file.gguf, params);
+    const Family* const family = params.vocab_only ? nullptr : find_family(model->file.gguf);
+    if (!family && !params.vocab_only) refuse_with_vocab(*model);
     model->vocab = read_vocab(model->file.gguf);
     Notes notes = std::move(model->vocab.notes);
     if (params.vocab_only) {
@@ -279,8 +291,6 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
             model->file.gguf.integer(arch + ".embedding_length", 0, INT32_MAX, 0);
         return model;
     }
-    const Family* const family = find_family(model->file.gguf);
-    if (!family) refuse_unknown_family(*model);
     model->config = read_config(model->file.gguf, *family, model->vocab.size());
     notes.insert(notes.end(), model->config.notes.begin(), model->config.notes.end());
     if (params.nextn) require_nextn(*model, *family);
