@@ -411,7 +411,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma4", {"attention_bias": True}, "gemma4 with biases"),
     ("gemma4", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters of both kinds"),
     ("gemma4", {"use_bidirectional_attention": "all"}, "both directions"),
-    ("gemma4-embeddings", {"vocab_size_per_layer_input": 200}, "fewer embeddings of layers"),
+    (
+        "gemma4-embeddings",
+        {"vocab_size_per_layer_input": 200},
+        "vocab_size_per_layer_input 200 is not vocab_size 300",
+    ),
+    (
+        "gemma4-embeddings",
+        {"vocab_size_per_layer_input": None},
+        "vocab_size_per_layer_input 262144, the default, is not vocab_size 300",
+    ),
     ("gemma4-mixture", {"num_experts": 4}, "router.proj.weight has shape"),
 ]
 

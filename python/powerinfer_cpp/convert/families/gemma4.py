@@ -4,6 +4,7 @@ the experts, and in the smallest models embeddings for each layer."""
 import re
 from collections.abc import Iterator
 
+from ...core.errors import UnsupportedModelError
 from ..config import Config
 from ..rope import by_layer_type
 from ..tensors import Output, Weights, from_weight
@@ -56,9 +57,13 @@ class Gemma4(Llama):
         ]
         self.read_experts(full)
         self.width = full.integer("hidden_size_per_layer_input", default=0, least=0)
-        if self.width and full.integer("vocab_size_per_layer_input") != self.n_vocab:
-            raise self.refuse("gemma4 with fewer embeddings of layers than tokens")
-        full.known("vocab_size_per_layer_input")
+        rows = full.integer("vocab_size_per_layer_input")
+        if self.width and rows != self.n_vocab:
+            said = "" if text.values.peek("vocab_size_per_layer_input") else ", the default,"
+            raise UnsupportedModelError(
+                f"{config.path}: vocab_size_per_layer_input {rows}{said} is not vocab_size "
+                f"{self.n_vocab}: a GGUF has embeddings of layers for every token"
+            )
         cap = full.values.get("final_logit_softcapping")
         self.cap = full.number("final_logit_softcapping") if cap else 0.0
         if text is not config:
