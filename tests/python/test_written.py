@@ -130,6 +130,23 @@ def test_parts_of_other_processes(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted([out, *strange])
 
 
+def test_data_reaches_the_disk_before_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(file: int) -> None:
+        order.append(os.fstat(file).st_size)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", lambda *paths: (order.append("named"), replace(*paths)))
+    with writer.replacing(tmp_path / "out", 0) as part:
+        part.write_bytes(b"all")
+    assert order == [3, "named"] and (tmp_path / "out").read_bytes() == b"all"
+
+
 def test_two_processes_with_one_output(files: Path) -> None:
     """The result is the output of one of them."""
     out, want = files / "out.gguf", []

@@ -192,6 +192,7 @@ def replacing(path: Path, n_bytes: int, inputs: Iterable[str | Path] = ()) -> It
     try:
         with named(path, n_bytes):
             yield part
+            os.fsync(held)  # else a power cut may leave the name with a file of nothing
             os.replace(part, path)
     except BaseException:
         with suppress(OSError):
