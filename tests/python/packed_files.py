@@ -161,6 +161,14 @@ def mxfp4(matrix: np.ndarray) -> tuple[Tensors, np.ndarray]:
     )
 
 
+def mxfp8(matrix: np.ndarray) -> tuple[Tensors, np.ndarray]:
+    exponent = np.ceil(np.log2(of_blocks(matrix, 1, 8) / 448))
+    wide = spread(np.exp2(exponent).astype(np.float32), 1, 8, matrix.shape)
+    codes = nearest(matrix / wide, E4M3)
+    scale = (exponent + 127).astype(np.uint8)
+    return {"weight": ("F8_E4M3", codes), "weight_scale": ("U8", scale)}, E4M3[codes] * wide
+
+
 def mlx(bits: int, size: int = 8) -> Scheme:
     """MLX's affine groups: a stream of bits, the first one lowest."""
 

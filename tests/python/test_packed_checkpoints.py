@@ -118,6 +118,12 @@ CASES: dict[str, tuple[str, files.Scheme, Any, Callable[[str, np.ndarray], bool]
         {"quant_method": "modelopt", "quant_algo": "NVFP4"},
         projections,
     ),
+    "mxfp8": (
+        "llama-silu-tied",
+        files.mxfp8,
+        compressed("mxfp8-quantized", num_bits=8),
+        projections,
+    ),
     "mxfp4": (
         "qwen3-moe",
         files.mxfp4,
@@ -339,6 +345,11 @@ def cut(tensors: files.Tensors, name: str, *index: Any) -> None:
             lambda t: t.update({f"{DOWN}_g_idx": ("I32", np.full(80, 99, np.int32))}),
             "_g_idx names a group without a scale",
         ),
+        (
+            "kimi",
+            lambda t: t.update({f"{K2}_packed": ("U8", t[f"{K2}_packed"][1].view(np.uint8))}),
+            "_packed has no matrix of words",
+        ),
         ("mlx 4", lambda t: t.pop(f"{UP[:-7]}.biases"), "no scales and biases"),
         ("mlx 4", lambda t: cut(t, UP, slice(None), slice(1)), r"hold 4 bits for \[80, 4\]"),
     ],
@@ -358,7 +369,8 @@ def test_tensors_that_contradict_each_other(
 
 
 K2 = "model.layers.1.mlp.experts.0.up_proj.weight"
-NUMPY = {"F32": "<f4", "BF16": "<u2", "F8_E4M3": "u1", "I32": "<i4", "U32": "<u4", "I64": "<i8"}
+NUMPY = {"F32": "<f4", "BF16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8"}
+NUMPY |= {"F8_E4M3": "u1", "U8": "u1", "I8": "i1"}
 
 
 def raw(path: Path) -> files.Tensors:
@@ -371,6 +383,48 @@ def raw(path: Path) -> files.Tensors:
         values = np.frombuffer(data[a:b], NUMPY[entry["dtype"]])
         found[name] = (entry["dtype"], values.reshape(entry["shape"]))
     return found
+
+
+def damaged(tensors: files.Tensors, rng: np.random.Generator) -> str:
+    """Changes a tensor; says how."""
+    names = [n for n in tensors if ".layers.0." in n and "norm" not in n]
+    name = names[rng.integers(len(names))]
+    kind, values = tensors[name]
+    how = rng.integers(6)
+    if how == 0:
+        del tensors[name]
+    elif how == 1 and values.ndim:
+        tensors[name] = (kind, np.ascontiguousarray(values[: len(values) // 2]))
+    elif how == 2:
+        tensors[name] = (kind, np.ascontiguousarray(values.reshape(-1)))
+    elif how == 3 and values.ndim:
+        tensors[name] = (kind, np.ascontiguousarray(values[..., :0]))
+    elif how == 4:
+        size = values.itemsize
+        tensors[name] = ({1: "I8", 2: "F16", 4: "I32", 8: "F64"}[size], values)
+    else:
+        drawn = rng.integers(0, 256, values.nbytes, np.uint8)
+        tensors[name] = (kind, drawn.view(values.dtype).reshape(values.shape))
+    return f"{name} {how}"
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c not in ("mlx 2", "mlx 5", "mlx 8")])
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value")
+def test_damaged_files_are_refused_or_read(case: str, tmp_path: Path) -> None:
+    name, scheme, config, packs = CASES[case]
+    key = "quantization" if case.startswith("mlx") else "quantization_config"
+    _, packed = pair(name, tmp_path, scheme, {key: config}, packs)
+    path = packed / "model.safetensors"
+    whole, rng = raw(path), np.random.default_rng(sum(case.encode()))
+    for _ in range(pick(4, 200)):
+        tensors = dict(whole)
+        how = damaged(tensors, rng)
+        files.write(path, tensors)
+        try:
+            gguf(packed)
+        except ValueError as error:
+            named = any(place in str(error) for place in ("model.layers.0.", "blk.0."))
+            assert named and "\n" not in str(error), how
 
 
 def test_a_part_of_a_matrix_takes_memory_for_that_part(tmp_path: Path) -> None:

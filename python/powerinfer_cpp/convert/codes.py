@@ -187,10 +187,11 @@ def grid_of(
     """A tensor as the scales of a weight: one, one for each row, for groups of columns, or for one
     of these kinds of blocks (rows, columns), of which the last ones may be cut.
 
-    order: as in Grid. kind: the element type of scales that are bytes. Raises ModelFormatError,
-    which names the tensor, if it does not fit the shape.
+    order: as in Grid. kind: the element type of scales that are bytes; "": exponents. Raises
+    ModelFormatError, which names the tensor, if it does not fit the shape.
     """
     *stack, n_rows, row = shape
+    kind = kind or ("F8_E8M0" if scale.codes == "U8" else "")
     if scale.unsupported and scale.codes not in (*TABLES, "I8") and not kind:
         raise UnsupportedModelError(f"tensor {scale.name} has {scale.unsupported}")
     have, n_matrices = scale.shape, math.prod(stack)

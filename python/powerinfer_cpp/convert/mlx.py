@@ -46,6 +46,8 @@ def _weights(left: dict[str, Weight], settings: dict[str, Any]) -> Iterator[tupl
             continue
         own = settings.get(module)
         own = own if isinstance(own, dict) else {}
+        size: Any
+        bits: Any
         size, bits = (own.get(key, settings.get(key)) for key in ("group_size", "bits"))
         mode = str(own.get("mode", settings.get("mode", "affine")))
         if mode not in _MODES:
@@ -79,7 +81,7 @@ def restored(checkpoint: dict[str, Weight], family: Family) -> dict[str, Weight]
     for name, weight in checkpoint.items():
         experts = _EXPERTS.fullmatch(name)
         part = family.expert_parts.get(experts[2]) if experts else None
-        if experts and part and weight.shape[:1] == (family.n_expert,):
+        if experts and part and weight.shape[:1] == (family.n_expert,) and 0 not in weight.shape:
             for i in range(family.n_expert):
                 theirs = f"{experts[1]}.experts.{i}.{part}.weight"
                 found[theirs] = replace(weight.of(i), name=theirs)
@@ -90,6 +92,7 @@ def restored(checkpoint: dict[str, Weight], family: Family) -> dict[str, Weight]
             found[name] = weight
     if not family.mlx_adds_one or not (moved or family.of_mlx):
         return found
+    family.guess_names = ()  # MLX's builds differ in what the norms of that layer hold
     if not moved:
         raise UnsupportedModelError(
             "the checkpoint says that MLX wrote it, but its convolutions are not as MLX writes "

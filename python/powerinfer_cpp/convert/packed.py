@@ -40,14 +40,14 @@ _UNREAD = {
 _READ = "FP8, compressed-tensors, ModelOpt's NVFP4, and MLX"
 # Those of which the tensors say the rest.
 _BY_NAMES = ("fp8", "fbgemm_fp8", "modelopt", "modelopt_fp4", "quark")
+_FP4 = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
 _FORMATS = (
+    *_FP4,
     "dense",
     "float-quantized",
     "int-quantized",
     "naive-quantized",
     "pack-quantized",
-    "nvfp4-pack-quantized",
-    "mxfp4-pack-quantized",
     "mxfp8-quantized",
     "mixed-precision",  # the groups say their own
 )
@@ -65,12 +65,14 @@ class Scheme:
     """What config.json says of how weights are packed.
 
     where: file and key, "" if it says nothing. blocks: rows and columns that may share a scale.
-    bits: that integers may have. mlx: the settings of MLX, also by module.
+    bits: that integers may have. fp4: are bytes of a packed weight two floats of 4 bits? mlx: the
+    settings of MLX, also by module.
     """
 
     where: str = ""
     blocks: tuple[tuple[int, int], ...] = (_BLOCK,)
     bits: tuple[int, ...] = ()
+    fp4: bool = False
     mlx: dict[str, Any] = field(default_factory=dict)
 
 
@@ -127,8 +129,8 @@ def _compressed(where: str, packing: dict[str, Any]) -> Scheme:
     groups = packing.get("config_groups") or {}
     if not isinstance(groups, dict) or not all(isinstance(g, dict) for g in groups.values()):
         raise ModelFormatError(f"{where}: config_groups must be an object of objects")
-    sparsity = _inner(packing, "sparsity_config").get("format")
-    for kind in (packing.get("format"), *(g.get("format") for g in groups.values()), sparsity):
+    formats = [packing.get("format"), *(group.get("format") for group in groups.values())]
+    for kind in [*formats, _inner(packing, "sparsity_config").get("format")]:
         if kind not in (None, *_FORMATS):
             raise _refused(where, f"weights of compressed-tensors in the format {kind!r}")
     if _inner(packing, "transform_config").get("config_groups"):
@@ -142,7 +144,8 @@ def _compressed(where: str, packing: dict[str, Any]) -> Scheme:
             if type(n) is not int or not 1 <= n <= 8:
                 raise _refused(where, f"weights of compressed-tensors with {n!r} bits")
             bits.append(n)
-    return Scheme(where, (*blocks, _BLOCK), tuple(bits))
+    fp4 = any(kind in _FP4 for kind in formats)
+    return Scheme(where, (*blocks, _BLOCK), tuple(bits), fp4)
 
 
 def _inner(packing: dict[str, Any], key: str) -> dict[str, Any]:
@@ -204,7 +207,7 @@ def _weights(left: dict[str, Weight], scheme: Scheme) -> Iterator[tuple[str, Wei
 def _packed(name: str, weight: Weight, left: dict[str, Weight], scheme: Scheme) -> Weight:
     """A weight of compressed-tensors with several codes in a word or a byte."""
     shape = left.pop(f"{name}_shape", None)
-    if weight.codes == "U8":
+    if weight.codes == "U8" and scheme.fp4:
         return _fp4(name, weight, left, f"{name}_global_scale", inverse=True)
     words = weight.shape
     if weight.codes != "I32" or len(words) != 2 or shape is None or shape.shape != (2,):
@@ -267,8 +270,7 @@ def _fp4(
     if scale is None or len(weight.shape) < 2:
         raise ModelFormatError(f"tensor {weight.name} has codes (FP4) without scales")
     shape = (*weight.shape[:-1], 2 * weight.shape[-1])
-    kind = "F8_E8M0" if scale.codes == "U8" and factor is None else ""
-    scales = [grid_of(scale, shape, kind=kind)]
+    scales = [grid_of(scale, shape)]
     if factor is not None:
         of_all = grid_of(factor, shape)
         turned = replace(of_all, read=lambda rows: 1 / of_all.read(rows))

@@ -10,7 +10,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -261,10 +260,8 @@ def _texts(model: Model) -> list[str | None]:
     """The model's tokens, None for rows that are none."""
     texts: Any = model.gguf.value("tokenizer.ggml.tokens", [])
     types: Any = model.gguf.value("tokenizer.ggml.token_type", [])
-    found: list[str | None] = [
-        None if kind == _UNUSED or _PADDING.fullmatch(text) else text
-        for text, kind in zip_longest(texts, types[: len(texts)], fillvalue=1)
-    ]
+    unused = {i for i, kind in enumerate(types) if kind == _UNUSED}
+    found = [None if i in unused or _PADDING.fullmatch(t) else t for i, t in enumerate(texts)]
     return found + [None] * (model.n_vocab - len(found))
 
 
