@@ -45,6 +45,7 @@ def compressed(kind: str, **weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"g": group}}
 
 
+UP = "model.layers.0.mlp.up_proj.weight"
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 MLX = {"group_size": 8, "bits": 4}
 CASES: dict[str, tuple[str, files.Scheme, Any, Callable[[str, np.ndarray], bool]]] = {
@@ -283,6 +284,38 @@ def test_mixtures_of_mlx(tmp_path: Path) -> None:
     assert not [note for note in notes if "quantization" in note]
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"bits": 8, "mode": "mxfp4"}, "no scales and biases of the mode 'mxfp4'"),
+        ({"mode": "new"}, "packed by MLX in the mode 'new'"),
+        ({"group_size": 0}, "groups of 0"),
+        ({"bits": "4"}, "hold '4' bits"),
+        ({UP[:-7]: {"bits": 5}}, f"{UP} has shape .* hold 5 bits"),
+    ],
+)
+def test_settings_of_mlx_that_contradict_the_tensors(
+    settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    name, scheme, config, packs = CASES["mlx 4"]
+    config = {"quantization": {**config, **settings}}
+    _, packed = pair(name, tmp_path, scheme, config, packs)
+    with pytest.raises(ModelFormatError, match=words):
+        gguf(packed)
+
+
+def test_four_bits_with_the_codes_of_eight(tmp_path: Path) -> None:
+    """The codes of a mode have its bits."""
+    name, scheme, config, packs = CASES["mlx 8"]
+    config = {"quantization": {**config, "mode": "mxfp4"}}
+    _, packed = pair(name, tmp_path, scheme, config, packs)
+    tensors = raw(packed / "model.safetensors")
+    kept = {n: w for n, w in tensors.items() if not n.endswith(".biases")}
+    files.write(packed / "model.safetensors", kept)
+    with pytest.raises(ModelFormatError, match="does not hold 8 bits"):
+        gguf(packed)
+
+
 def test_what_mlx_changes_elsewhere_is_named(tmp_path: Path) -> None:
     folder = golden("lfm2", tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
@@ -317,7 +350,6 @@ def test_schemes_that_are_not_read(packing: Any, words: str, tmp_path: Path) -> 
         gguf(folder)
 
 
-UP = "model.layers.0.mlp.up_proj.weight"
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
 

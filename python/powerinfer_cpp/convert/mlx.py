@@ -44,12 +44,7 @@ def _weights(left: dict[str, Weight], settings: dict[str, Any]) -> Iterator[tupl
         scale = left.pop(f"{module}.scales", None)
         if scale is None:
             continue
-        own = settings.get(module)
-        own = own if isinstance(own, dict) else {}
-        size: Any
-        bits: Any
-        size, bits = (own.get(key, settings.get(key)) for key in ("group_size", "bits"))
-        mode = str(own.get("mode", settings.get("mode", "affine")))
+        size, bits, mode = _of_module(settings, module)
         if mode not in _MODES:
             raise UnsupportedModelError(f"tensor {name} is packed by MLX in the mode {mode!r}")
         table, kind = _MODES[mode]
@@ -57,6 +52,7 @@ def _weights(left: dict[str, Weight], settings: dict[str, Any]) -> Iterator[tupl
         if (biases is None) != (mode != "affine") or len(scale.shape) < 2:
             raise ModelFormatError(f"tensor {name} has no scales and biases of the mode {mode!r}")
         given = isinstance(size, int) and isinstance(bits, int) and size > 0 and 1 <= bits <= 8
+        given = given and (table is None or len(table) == 1 << bits)
         row = scale.shape[-1] * size if given else 0
         if not 0 < row < _LARGEST or row % 8 or weight.shape[-1] * 32 != row * bits:
             raise ModelFormatError(
@@ -67,6 +63,14 @@ def _weights(left: dict[str, Weight], settings: dict[str, Any]) -> Iterator[tupl
         scales = [grid_of(scale, shape, kind=kind)]
         added = None if biases is None else grid_of(biases, shape)
         yield name, coded(name, shape, bit_fields(weight, bits, bits, table), scales, None, added)
+
+
+def _of_module(settings: dict[str, Any], module: str) -> tuple[Any, Any, str]:
+    """Size of groups, bits and mode of a module: its own, else those of all."""
+    own = settings.get(module)
+    own = own if isinstance(own, dict) else {}
+    size, bits, mode = (own.get(key, settings.get(key)) for key in ("group_size", "bits", "mode"))
+    return size, bits, str(mode or "affine")
 
 
 def restored(checkpoint: dict[str, Weight], family: Family) -> dict[str, Weight]:
