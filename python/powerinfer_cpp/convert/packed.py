@@ -193,9 +193,9 @@ def _weights(left: dict[str, Weight], scheme: Scheme) -> Iterator[tuple[str, Wei
             yield name, _fp4(name, weight, left, f"{name}_scale_2")
         elif weight.codes in ("F8_E4M3", "F8_E5M2", "I8") and len(weight.shape) > 1:
             scale = left.pop(f"{name}_scale_inv", None) or left.pop(f"{name}_scale", None)
-            if scale is None and scheme.where:
-                raise ModelFormatError(f"tensor {name} has codes ({weight.codes}) without scales")
-            if scale is None and weight.codes == "I8":
+            if scale is None and (scheme.where or weight.codes == "I8"):
+                why = f"codes ({weight.codes}) without scales"
+                left[name] = replace(weight, unsupported=why)  # somebody may not need it
                 continue
             del left[name]
             zero = left.pop(f"{name}_zero_point", None)
