@@ -15,6 +15,7 @@ import pytest
 from families import golden, quiet
 from gguf_files import changed
 from powerinfer_cpp.convert import PRE_NAMES, convert
+from powerinfer_cpp.convert.vocab.bpe import BYTE_LETTERS
 from powerinfer_cpp.convert.vocab.pretokenizer import IGNORE_MERGES
 from powerinfer_cpp.core.gguf import Gguf
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
@@ -254,6 +255,28 @@ def test_ids_are_those_of_tokenizers(ignores: bool, tmp_path: Path) -> None:
             assert ids == theirs.encode(text, add_special_tokens=False).ids, text
         behind = llm._model.tokenize_behind(b"he qui")
         assert b"".join(map(llm._model.text, behind)) == b"he qui"
+
+
+@pytest.mark.parametrize("unk", [None, "<unk>"])
+def test_bytes_without_a_token(unk: str | None, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "in", "gpt2")
+    letters = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set("\u00c3\u00a9z"))
+    for fuses in (False, True):
+        found = bpe(letters, "<unk> he", "h+e", unk_token=unk, fuse_unk=fuses)
+        tokenizer = {**found, "pre_tokenizer": byte_level()["pre_tokenizer"]}
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        out = tmp_path / "v.gguf"
+        if fuses and unk:
+            with pytest.raises(UnsupportedModelError, match="fuse_unk"):
+                convert(folder, vocab_only=True, outfile=out, log=quiet)
+            continue
+        theirs = Tokenizer.from_str(json.dumps(tokenizer))
+        path = convert(folder, vocab_only=True, outfile=out, log=quiet)
+        with Llama(path, vocab_only=True, verbose=False) as llm:
+            for text in ("he z\u00e9 he", "zzz", "\u00e8"):
+                ids = llm.tokenize(text.encode(), add_bos=False)
+                assert ids == theirs.encode(text, add_special_tokens=False).ids, text
+    assert sorted(BYTE_LETTERS) == sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 def test_settings_that_decide_about_the_space(tmp_path: Path) -> None:

@@ -10,6 +10,10 @@ from .pretokenizer import PRE_NAMES, find_pre, is_byte_level, prefixes_space
 from .spm_json import CHANGES, as_sentencepiece
 from .unigram_json import read_unigram
 
+# Characters that stand for bytes: printable ones of Latin-1 for themselves, others for the rest.
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+BYTE_LETTERS = {chr(point) for point in (*_PRINTABLE, *range(256, 512 - len(_PRINTABLE)))}
+
 # Without tokenizer.json: the rule of a tokenizer's class, else of a family.
 _PRE_OF_CLASS = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
 _PRE_OF_FAMILY = {
@@ -83,6 +87,7 @@ def _from_json(path: Path, settings: dict[str, Any], family: str, pre: str | Non
             pre or find_pre(tokenizer), f"{path}: the pre-tokeniser's rule is not known"
         )
         vocab.ignore_merges = bool(model.get("ignore_merges"))
+        vocab.unk = _unknown(path, model, set(vocab.texts))
         prefix = prefixes_space(tokenizer, settings.get("add_prefix_space"))
         if prefix is None:
             raise UnsupportedModelError(
@@ -94,6 +99,16 @@ def _from_json(path: Path, settings: dict[str, Any], family: str, pre: str | Non
     else:
         as_sentencepiece(path, tokenizer, vocab)
     return _finished(path, tokenizer, vocab)
+
+
+def _unknown(path: Path, model: dict[str, Any], texts: set[str]) -> int | None:
+    """The token of a byte that has none."""
+    unk = model.get("unk_token")
+    if not isinstance(unk, str) or unk not in texts:
+        return None
+    if model.get("fuse_unk") and BYTE_LETTERS - texts:
+        raise UnsupportedModelError(f"{path}: a BPE model with fuse_unk, and bytes without a token")
+    return int(model["vocab"][unk])
 
 
 def _finished(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> Vocab:
