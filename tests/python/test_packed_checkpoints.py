@@ -402,6 +402,20 @@ def test_tensors_that_contradict_each_other(
     assert str(packed) in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [("qweight", "GPTQ or AWQ"), ("weight.absmax", "bitsandbytes"), ("W_q", "HQQ")],
+)
+def test_schemes_that_only_tensors_name(end: str, words: str, tmp_path: Path) -> None:
+    folder = golden("qwen3", tmp_path / "model")
+    path = folder / "model.safetensors"
+    tensors = files.floats(load_file(path))
+    tensors[f"{UP[:-6]}{end}"] = tensors.pop(UP)
+    files.write(path, tensors)
+    with pytest.raises(ModelFormatError, match=f"lacks tensor {UP}.*packed by {words}"):
+        gguf(folder)
+
+
 K2 = "model.layers.1.mlp.experts.0.up_proj.weight"
 NUMPY = {"F32": "<f4", "BF16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8"}
 NUMPY |= {"F8_E4M3": "u1", "U8": "u1", "I8": "i1"}

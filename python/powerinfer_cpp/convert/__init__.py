@@ -223,8 +223,12 @@ def _outputs(
     except ModelFormatError as error:
         if str(folder) in str(error):
             raise
-        way = " (MLX wrote it, which changes tensors: convert the original one)"
-        raise type(error)(f"{folder}: {error}{way if family.of_mlx else ''}") from None
+        way = ""
+        if family.of_mlx:
+            way = " (MLX wrote it, which changes tensors: convert the original one)"
+        elif scheme := packed.told_by_names(checkpoint):
+            way = f" (its weights are packed by {scheme}, which is not read)"
+        raise type(error)(f"{folder}: {error}{way}") from None
     if predictor is not None:
         path = Path(predictor)
         if not path.is_dir():

@@ -37,6 +37,9 @@ _UNREAD = {
     "mxfp4": "MXFP4 as gpt-oss has it",
     "bitnet": "BitNet",
 }
+# By the names of tensors, where config.json says nothing.
+_TELLING = {".qweight": "GPTQ or AWQ", ".absmax": "bitsandbytes", ".SCB": "bitsandbytes"}
+_TELLING |= {".W_q": "HQQ", ".codebooks": "AQLM", ".trellis": "EXL3"}
 _READ = "FP8, compressed-tensors, ModelOpt's NVFP4, and MLX"
 # Those of which the tensors say the rest.
 _BY_NAMES = ("fp8", "fbgemm_fp8", "modelopt", "modelopt_fp4", "quark")
@@ -122,6 +125,13 @@ def _refused(where: str, what: str) -> UnsupportedModelError:
         f"{where}: {what} are not read, only those of {_READ}: convert the checkpoint that was "
         f"packed; {WAY}"
     )
+
+
+def told_by_names(checkpoint: dict[str, Weight]) -> str:
+    """The scheme that is not read, by which names of tensors say that weights are packed; "" if
+    none does."""
+    ends = {"." + name.rpartition(".")[2] for name in checkpoint}
+    return next((scheme for end, scheme in _TELLING.items() if end in ends), "")
 
 
 def _compressed(where: str, packing: dict[str, Any]) -> Scheme:
