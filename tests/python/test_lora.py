@@ -359,53 +359,6 @@ def test_quantised_adapters(made: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "pattern", "n"),
-    [
-        # Queries, keys and values are one matrix, whose rows GGUF orders differently.
-        ("falcon-40b", ".*", 8),
-        ("mixtral", r".*(self_attn\.\w+|block_sparse_moe\.gate)", 10),
-        ("opt", ".*", 12),
-        ("llama-bias", ".*", 14),
-        ("phi3-short", ".*", 8),  # fused in the checkpoint
-        ("stablelm", ".*", 14),
-    ],
-)
-def test_terms_equal_a_merged_checkpoint(tmp_path: Path, name: str, pattern: str, n: int) -> None:
-    base = golden(name, tmp_path / "base")
-    weights = load_file(base / "model.safetensors")
-    rng = np.random.default_rng(2)
-    tensors, merged = {}, {k: v.astype(np.float32) for k, v in weights.items()}
-    for key, weight in weights.items():
-        module = key.removesuffix(".weight")
-        if weight.ndim != 2 or not re.fullmatch(rf".+\.\d\.{pattern}", module):
-            continue
-        out, inputs = weight.shape
-        a = (rng.standard_normal((3, inputs)) / 6).astype(np.float32)
-        b = (rng.standard_normal((out, 3)) / 2).astype(np.float32)
-        tensors[f"base_model.model.{module}.lora_A.weight"] = a
-        tensors[f"base_model.model.{module}.lora_B.weight"] = b
-        merged[key] = merged[key] + 2 * b @ a
-    assert len(tensors) == 2 * n
-    peft = tmp_path / "peft"
-    peft.mkdir()
-    save_file(tensors, peft / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "base_model_name_or_path": str(base)}
-    (peft / "adapter_config.json").write_text(json.dumps(config))
-    adapter = convert(peft, outfile=tmp_path / "adapter.gguf", log=quiet)
-    shutil.copytree(base, tmp_path / "merged")
-    save_file(merged, tmp_path / "merged" / "model.safetensors")
-    results = {}
-    tokens = np.load(GOLDEN / name / "expected.npz")["tokens"]
-    for kind in ("base", "merged"):
-        dense = convert(tmp_path / kind, outfile=tmp_path / "x.gguf", outtype="f32", log=quiet)
-        model = convert(dense, outfile=tmp_path / f"{kind}.gguf", log=quiet)
-        with Llama(model, **OPTIONS) as llm:
-            llm.set_adapters({adapter: 1.0} if kind == "base" else {})
-            results[kind] = computed(llm, tokens)
-    assert relative_error(results["base"], results["merged"].astype(np.float64)) < ROUNDING
-
-
-@pytest.mark.parametrize(
     ("changes", "match"),
     [
         ({"use_dora": True}, "use_dora: DoRA"),

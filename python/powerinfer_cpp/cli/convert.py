@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile", metavar="STATS_DIR", help="PowerInfer's folder of activation_N.pt"
     )
     parser.add_argument(
-        "--base", metavar="DIR", help="for a PEFT adapter: folder with its base model's config.json"
+        "--base",
+        metavar="MODEL",
+        help="for a PEFT adapter: its base model's GGUF, or a folder with its config.json",
     )
     parser.add_argument(
         "--allow-unknown",

@@ -6,7 +6,7 @@ from pathlib import Path
 from ..core.errors import ModelFormatError
 from ..core.log import tell
 from ..core.printable import printable
-from . import adapter, bundles, mlx, packed
+from . import bundles, lora, mlx, packed
 from .activations import NAMES as ACTIVATIONS
 from .activations import PLAIN_ONLY, SMOOTH, default_activation, dense_note
 from .checkpoint import metadata_format, open_checkpoint
@@ -64,8 +64,8 @@ def convert(
     Q8_0, and `log` gets the error.
     activation: overrides the model's. vocab_only: tokenizer and sizes, no tensors. pre: name of the
     pre-tokeniser of a byte-level vocabulary, overrides the one that its files describe.
-    A folder of the package peft (adapter_config.json) becomes an adapter of the model whose
-    config.json is in the folder `base`; only outfile and outtype (default: f32) apply to it.
+    A folder of the package peft (adapter_config.json) becomes an adapter of the model `base`: its
+    GGUF, or a folder with its config.json; only outfile and outtype (default: f32) apply to it.
     allow_unknown: convert a folder without the keys of its config.json and the tensors that change
     results and are not known here, with a note, instead of raising UnsupportedModelError or
     ModelFormatError.
@@ -90,13 +90,13 @@ def convert(
     for given in inputs:
         if Path(given).is_dir():
             _refuse_devices(Path(given))
-    if (model / adapter.CONFIG).is_file():
+    if (model / lora.CONFIG).is_file():
         if predictor or activation or dense or vocab_only or bundle or profile or pre:
             raise ValueError(f"{model}: only base, outfile and outtype apply to an adapter")
         known, target = base and Path(base), outfile and Path(outfile)
-        return adapter.convert_adapter(model.resolve(), known or None, target or None, outtype, log)
+        return lora.convert_adapter(model.resolve(), known or None, target or None, outtype, log)
     if base is not None:
-        raise ValueError(f"{model}: base is for adapters, and this is none ({adapter.CONFIG})")
+        raise ValueError(f"{model}: base is for adapters, and this is none ({lora.CONFIG})")
     if _is_gguf(model):
         kind = "vocab" if vocab_only else "dense" if dense else "neurons"
         target = Path(outfile) if outfile else model.with_name(f"{model.stem}-{kind}.gguf")

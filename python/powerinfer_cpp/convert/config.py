@@ -72,6 +72,13 @@ class Config:
         self.path = folder / name
         self.values = Asked(read_json(self.path))
 
+    @classmethod
+    def made(cls, path: Path, values: dict[str, Any]) -> "Config":
+        """One with these values; path: of the file that they come from."""
+        self = cls.__new__(cls)
+        self.path, self.values = path, Asked(values)
+        return self
+
     def known(self, *keys: str) -> None:
         """Marks keys that mean nothing for this model, and all inside them, so that nobody has to
         read them."""

@@ -39,7 +39,12 @@ class Output:
 
 
 class Weights:
-    """Tensors of a checkpoint; each is used once."""
+    """Tensors of a checkpoint; each is used once.
+
+    of_adapter: they are what an adapter adds to a checkpoint's.
+    """
+
+    of_adapter = False
 
     def __init__(self, weights: dict[str, Weight]):
         self._left = dict(weights)
@@ -159,7 +164,7 @@ def transposed(name: str, weight: Weight) -> Output:
     """A matrix whose rows are the checkpoint's columns."""
 
     def rows(a: int, b: int) -> np.ndarray:
-        return widen(np.ascontiguousarray(weight.stored()[:, a:b].T), weight.bf16)
+        return widen(np.copy(weight.stored()[:, a:b].T, order="C"), weight.bf16)
 
     return Output(name, weight.shape[::-1], rows)
 

@@ -328,8 +328,8 @@ class Apertus(Llama):
 
     def _read_xielu(self, weights: Weights, theirs: str) -> None:
         for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ())):
-            if self.activation != "xielu":
-                weights.drop(f"{theirs}.{name}")  # another one was asked for
+            if self.activation != "xielu" or weights.of_adapter:
+                weights.drop(f"{theirs}.{name}")  # another one was asked for, or there is none
                 continue
             weight = weights.take(f"{theirs}.{name}", *shape)
             value = float(np.ravel(widen(weight.stored(), weight.bf16))[0])

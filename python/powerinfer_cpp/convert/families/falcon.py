@@ -31,7 +31,7 @@ class Falcon(Family):
     }
     default_ctx = 2048
     tied = True
-    root, first = "transformer.", "word_embeddings.weight"
+    root, first, layers = "transformer.", "word_embeddings.weight", "h."
 
     def __init__(self, config: Config):
         super().__init__(config)

@@ -42,6 +42,8 @@ class Family:
     left_out: re.Pattern[str] | None = None  # names of tensors that are not needed
     root = "model."  # what the names of tensors begin with, except the head's
     first = "embed_tokens.weight"  # name of the embedding behind it
+    layers = "layers."  # and that of the layers, before their number
+    inputs_first = False  # layers have their matrices as [inputs, outputs]
     tied = False  # default if config.json has no value: is the head the embedding
     default_part = 1.0  # share of a head that rotates, likewise
     rotates_partly = False  # it may be less than 1
@@ -294,16 +296,16 @@ def _renamed(family: Family, checkpoint: dict[str, Weight]) -> dict[str, Weight]
     if len(found) != 1 or found[0] == family.root + family.first:
         return checkpoint
     prefix = found[0].removesuffix(family.first)
-    outer = prefix.removesuffix(family.root)
-
-    def new_name(name: str) -> str:
-        if name in ("lm_head.weight", f"{outer}lm_head.weight"):
-            return "lm_head.weight"
-        return family.root + name.removeprefix(prefix) if name.startswith(prefix) else name
-
-    renamed = {new_name(name): weight for name, weight in checkpoint.items()}
+    renamed = {name_behind(prefix, family, name): weight for name, weight in checkpoint.items()}
     # Two names that would become one: nobody knows which to take.
     return renamed if len(renamed) == len(checkpoint) else checkpoint
+
+
+def name_behind(prefix: str, family: Family, name: str) -> str:
+    """A weight's name in the family's model. prefix: what stands there in the place of its root."""
+    if name in ("lm_head.weight", f"{prefix.removesuffix(family.root)}lm_head.weight"):
+        return "lm_head.weight"
+    return family.root + name.removeprefix(prefix) if name.startswith(prefix) else name
 
 
 def _periodic(period: int, n_layer: int) -> list[bool]:

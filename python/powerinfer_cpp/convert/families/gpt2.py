@@ -19,7 +19,8 @@ class Gpt2(Family):
         "n_ctx": ("n_positions", "n_ctx", "max_position_embeddings"),
     }
     tied = True
-    root, first = "transformer.", "wte.weight"
+    root, first, layers = "transformer.", "wte.weight", "h."
+    inputs_first = True
 
     def __init__(self, config: Config):
         super().__init__(config)

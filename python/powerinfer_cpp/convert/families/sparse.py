@@ -98,7 +98,9 @@ class BitNet(Llama):
         """A matrix and the factor of its values."""
         if f"{name}.weight_scale" not in weights:
             weight = weights.take(f"{name}.weight", rows, cols)
-            return _rounded(weight) if self.online else (weight, 1.0)
+            # What an adapter adds is not rounded.
+            rounds = self.online and not weights.of_adapter
+            return _rounded(weight) if rounds else (weight, 1.0)
         packed = weights.take_bytes(f"{name}.weight", -(-rows // 4), cols)
         found = weights.take(f"{name}.weight_scale", 1)
         factor = float(widen(found.stored(), found.bf16)[0])
