@@ -291,6 +291,42 @@ void available() {
     group("v1/sys/fs/cgroup/cpu/elsewhere", false, std::to_string(1 * MiB), 0, 0);
     CHECK(available_memory(at("v1")) == 32 * MiB);
 
+    // What the kernel can take back is free, however often it was read; not what has to be written
+    // first, nor memory that is shared without a file.
+    const auto files = [](const std::string& dir, const std::vector<std::string>& names_and_texts) {
+        for (size_t i = 0; i < names_and_texts.size(); i += 2) {
+            make(dir + "/" + names_and_texts[i], names_and_texts[i + 1] + "\n");
+        }
+    };
+    const auto mib = [](uint64_t n) { return std::to_string(n << 20); };
+    const std::string second = "v2/sys/fs/cgroup/user/job";
+    files(second,
+          {"memory.max", mib(700), "memory.current", mib(690), "memory.stat",
+           "anon 1\nfile 9\nshmem " + mib(50) + "\nfile_dirty " + mib(7) + "\nfile_writeback " +
+               mib(3) + "\ninactive_anon " + mib(50) + "\ninactive_file " + mib(100) +
+               "\nactive_file " + mib(400) + "\nunevictable " + mib(60) + "\nslab_reclaimable " +
+               mib(20) + "\nslab_unreclaimable " + mib(40) + "\nslab " + mib(60)});
+    files("v2/sys/fs/cgroup/user", {"memory.max", "max"});
+    CHECK(available_memory(at("v2")) == 520 * MiB);  // 10 + 100 + 400 + 20 - 7 - 3
+    files(second, {"memory.high", mib(600), "memory.swap.max", mib(4000)});
+    CHECK(available_memory(at("v2")) == 420 * MiB);
+    files(second, {"memory.high", "max", "memory.max", "max"});
+    CHECK(available_memory(at("v2")) == uint64_t(2048000) << 10);
+    files("v2/sys/fs/cgroup/user", {"memory.high", mib(150)});  // of the parent, which uses 60
+    CHECK(available_memory(at("v2")) == 110 * MiB);
+
+    const std::string first = "v1/sys/fs/cgroup/memory/a";
+    files(first, {"memory.limit_in_bytes", mib(64), "memory.usage_in_bytes", mib(60), "memory.stat",
+                  "cache 5\nactive_file 7\nhierarchical_memory_limit 1\ntotal_cache 9\n"
+                  "total_dirty " +
+                      mib(4) + "\ntotal_writeback 0\ntotal_inactive_file " + mib(10) +
+                      "\ntotal_active_file " + mib(30) + "\ntotal_unevictable " + mib(3)});
+    CHECK(available_memory(at("v1")) == 40 * MiB);
+    files(first, {"memory.memsw.limit_in_bytes", mib(96), "memory.memsw.usage_in_bytes", mib(75)});
+    CHECK(available_memory(at("v1")) == 40 * MiB);  // swap is no memory
+    files(first, {"memory.memsw.usage_in_bytes", mib(100)});
+    CHECK(available_memory(at("v1")) == 32 * MiB);
+
     make("broken/proc/meminfo", "MemAvailable: lots\n");
     make("broken/proc/self/cgroup", "\n:\n4:memory\n0::\n4:memory:\n");
     make("broken/proc/self/mountinfo", "\n- cgroup2\n1 2 3 / /x rw\n");

@@ -136,7 +136,8 @@ bool same_file(const std::string& one, const std::string& other);
 std::string cache_folder();
 
 // Bytes of memory that this process can still take. On Linux it is the smallest of three values:
-// MemAvailable; the limit of each cgroup (v1 and v2) less its use, where reclaimable file cache
+// MemAvailable; the limits of each cgroup (v1 and v2: memory.max, memory.high, memory with swap)
+// less its use, where what the kernel can take back (file cache that is written, caches of names)
 // does not count as use; and RLIMIT_AS less the address space in use. `root` is prepended to all
 // paths under /proc and the cgroup mounts, so that tests can imitate other systems.
 uint64_t available_memory(const std::string& root = "");

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "ggml/sizes.h"
 #include "os/posix.h"
 
 namespace ggml::os {
@@ -147,15 +148,52 @@ bool has_item(const std::string& list, const std::string& item) {
     return ("," + list + ",").find("," + item + ",") != std::string::npos;
 }
 
-// Bytes that one cgroup has left. Its use includes the page cache; the inactive part of that is
-// reclaimed first and not counted.
+// Bytes that the kernel takes back from a cgroup before it lets an allocation fail, as it does
+// outside of cgroups for MemAvailable: pages of files, how often they were ever read ("active"),
+// and caches of names. Not pages that have to be written first; memory shared without a file and
+// locked pages are on other lists. Version 1 does not say how much of its kernel memory are such
+// caches.
+uint64_t reclaimable(const std::string& dir, bool v2) {
+    const auto is = [v2](const std::string& word, const char* in_v2, const char* in_v1) {
+        return word == (v2 ? in_v2 : in_v1);
+    };
+    uint64_t kept = 0, unwritten = 0, value = 0;
+    std::ifstream file(dir + "/memory.stat");
+    for (std::string word; file >> word >> value;) {
+        if (is(word, "inactive_file", "total_inactive_file") ||
+            is(word, "active_file", "total_active_file")) {
+            kept = size_sum(kept, value);
+        } else if (is(word, "file_dirty", "total_dirty") ||
+                   is(word, "file_writeback", "total_writeback")) {
+            unwritten = size_sum(unwritten, value);
+        } else if (is(word, "slab_reclaimable", "")) {
+            kept = size_sum(kept, value);
+        }
+    }
+    return kept - std::min(kept, unwritten);
+}
+
+// Bytes that one cgroup has left: of memory.max, and of memory.high, beyond which it is slowed down
+// until it gives up pages. Version 1 may also limit memory and swap together. Swap is no memory: a
+// model in it would be read from the disk for every token.
 uint64_t left_in_cgroup(const std::string& dir, bool v2) {
-    uint64_t limit = 0, use = 0, cache = 0;
-    if (!read_number(dir + (v2 ? "/memory.max" : "/memory.limit_in_bytes"), limit)) return kUnknown;
-    if (!read_number(dir + (v2 ? "/memory.current" : "/memory.usage_in_bytes"), use)) return limit;
-    find_number(dir + "/memory.stat", v2 ? "inactive_file" : "total_inactive_file", cache);
-    use -= std::min(use, cache);
-    return limit - std::min(limit, use);
+    struct Limit {
+        const char *most, *use;
+    };
+    static constexpr Limit of_v2[] = {{"/memory.max", "/memory.current"},
+                                      {"/memory.high", "/memory.current"}};
+    static constexpr Limit of_v1[] = {
+        {"/memory.limit_in_bytes", "/memory.usage_in_bytes"},
+        {"/memory.memsw.limit_in_bytes", "/memory.memsw.usage_in_bytes"}};
+    uint64_t left = kUnknown;
+    const uint64_t free = reclaimable(dir, v2);
+    for (const Limit& limit : v2 ? of_v2 : of_v1) {
+        uint64_t most = 0, use = 0;
+        if (!read_number(dir + limit.most, most)) continue;
+        if (read_number(dir + limit.use, use)) use -= std::min(use, free);
+        left = std::min(left, most - std::min(most, use));
+    }
+    return left;
 }
 
 // The smallest value for the cgroup `path` and its parents up to the mount point. In a container
