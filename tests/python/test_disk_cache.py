@@ -43,7 +43,9 @@ def kept(path: Path, tmp_path: Path) -> Path:
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir())
+    """Those of a cache in this folder, which has nothing else."""
+    assert [path.name for path in folder.iterdir()] == ["powerinfer-states"]
+    return sorted((folder / "powerinfer-states").iterdir())
 
 
 def computed(path: Path, folder: Path) -> tuple[int, Any]:
@@ -120,9 +122,13 @@ def test_the_oldest_are_removed(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["empty", "short", "long", "magic", "version", "numerics", "sizes", "inside"]
+    "damage",
+    ["empty", "short", "long", "magic", "version", "numerics", "sizes", "inside", "ids", "sum"],
 )
-def test_damaged_files(damage: str, path: Path, kept: Path) -> None:
+def test_damaged_files(
+    damage: str, path: Path, kept: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are not used, with a warning; files of another version without."""
     (file,) = files(kept)
     data = bytearray(file.read_bytes())
     if damage == "empty":
@@ -140,14 +146,68 @@ def test_damaged_files(damage: str, path: Path, kept: Path) -> None:
     elif damage == "sizes":  # that fit the file, but not each other
         data[16:24] = (int.from_bytes(data[16:24], "little") + 4).to_bytes(8, "little")
         data[48:56] = (int.from_bytes(data[48:56], "little") - 20).to_bytes(8, "little")
-    else:
-        at = len(data) - int.from_bytes(data[48:56], "little")
-        data[at : at + 64] = bytes(64)
+    elif damage == "ids":  # of the last token, which is no part of the question
+        data[72 + 4 * int.from_bytes(data[16:24], "little") - 4] ^= 1
+    elif damage == "sum":
+        data[-1] ^= 1
+    else:  # one bit of the keys and values
+        data[-int.from_bytes(data[48:56], "little") // 2] ^= 1
     file.write_bytes(data)
-    fresh, text = computed(path, kept)
+    with caplog.at_level(logging.WARNING):
+        fresh, text = computed(path, kept)
+    other_version = damage in ("magic", "version", "numerics")
+    assert [line.count(f"{file}: the state is damaged") for line in caplog.messages] == (
+        [] if other_version else [1]
+    )
     with Llama(path, n_ctx=64, verbose=False) as llm:
         assert text == llm(TEXT, **CALL)["choices"]
         assert fresh == len(llm.tokenize(TEXT.encode()))
+
+
+def test_files_of_others_stay(path: Path, tmp_path: Path) -> None:
+    """In a folder that a user has for other things, too; states of versions that kept theirs in
+    the folder itself are moved to the cache's own."""
+    with opened(path, tmp_path / "made") as llm:
+        llm(TEXT, **CALL)
+    (own,) = files(tmp_path / "made")
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    foreign = {
+        "film.partial": b"half",
+        "game.state": b"PISTATE\1 by name only",
+        f"{'0' * 64}.state": b"no magic",
+        f"{'1' * 64}.txt": own.read_bytes(),
+    }
+    for name, data in foreign.items():
+        (folder / name).write_bytes(data)
+    shutil.copy(own, folder / own.name)
+    (folder / f"{'2' * 64}.state").write_bytes(b"PISTATE\0" + bytes(64))
+    cache = LlamaDiskCache(folder)
+    states = {own.name, f"{'2' * 64}.state"}
+    assert {path.name for path in (folder / "powerinfer-states").iterdir()} == states
+    state = cache[list(disk_cache._read_known(own).ids)]
+    cache.capacity_bytes = 1
+    cache[[1]] = state  # too much: all of its own go
+    assert list((folder / "powerinfer-states").iterdir()) == []
+    (folder / "powerinfer-states").rmdir()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == foreign
+
+
+def test_a_file_is_stored_before_it_has_its_name(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = []
+    for name in ("fsync", "replace"):
+        call = getattr(os, name)
+
+        def noted(*args: Any, name: str = name, call: Any = call) -> Any:
+            done.append(name)
+            return call(*args)
+
+        monkeypatch.setattr(disk_cache.os, name, noted)
+    with opened(path, tmp_path) as llm:
+        llm(TEXT, **CALL)
+    assert done == ["fsync", "replace"]
 
 
 def test_a_state_of_another_model(path: Path, kept: Path, model_path: Path) -> None:
@@ -247,7 +307,7 @@ def test_what_a_killed_writer_leaves(path: Path, tmp_path: Path) -> None:
             with Llama(path, n_ctx=64, verbose=False) as llm:
                 llm.set_cache(cache)
                 llm(TEXT, max_tokens=1)
-            (partial,) = tmp_path.glob("*.partial")
+            (partial,) = tmp_path.glob("*/*.partial")
             assert cache.cache_size > partial.stat().st_size > 1 << 20
         finally:
             writer.kill()

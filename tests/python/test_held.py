@@ -416,8 +416,9 @@ def test_pipes_in_place_of_files(tmp_path: Path) -> None:
     files.folder.mkdir()
     assert not files.write(name, b"kept") and not list(files.folder.iterdir())
     states = tmp_path / "states"
-    states.mkdir()
-    pipes(states, ["a.state", "b.state", "c.partial"])
+    for folder in (states, states / "powerinfer-states"):
+        folder.mkdir()
+        pipes(folder, ["a.state", f"{'b' * 64}.state", "c.partial"])
     cache = LlamaDiskCache(states)
     assert [1, 2] not in cache and cache.cache_size == 0
 

@@ -3,9 +3,11 @@
 import hashlib
 import logging
 import os
+import re
 import struct
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,11 +27,14 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-_MAGIC = b"PISTATE\0"
+_MAGIC = b"PISTATE\1"
 # Version of the state; tokens; rows of scores, and their length; n_prompt; bytes of llama_state;
 # whether it is whole; numerics.
 _HEADER = struct.Struct("<8s8q")
+_CHECKSUM = struct.Struct("<I")  # CRC-32 of all before it, at the end
 _ENDING, _PARTIAL = ".state", ".partial"
+_NAME = re.compile(r"[0-9a-f]{64}\.state")
+_OWN = "powerinfer-states"  # the folder in the user's, which nothing else has files in
 _ABANDONED_S = 3600.0  # age of an unfinished file from which its writer counts as dead, unasked
 
 _Stamp = tuple[int, int]  # size and time of use of a file
@@ -39,17 +44,20 @@ class LlamaDiskCache(BaseLlamaCache):
     """States in files of a folder, which several processes may share; the least recently used are
     removed first.
 
-    cache_dir: made if it is missing; best one for each model. capacity_bytes: limit for all files
-    together. A file that is damaged, or of another version, counts as absent, and so does one that
-    another process removes. A state that cannot be written is not kept, and a warning is logged.
-    What a process left that was killed while it wrote is removed. The state of random numbers is
-    not kept. Raises OSError if there can be no folder.
+    cache_dir: made if it is missing; best one for each model. The files are in its folder
+    `powerinfer-states`, others are never touched; those of earlier versions are moved there.
+    capacity_bytes: limit for all files together. A file that is damaged, or of another version,
+    counts as absent, and so does one that another process removes; of a damaged one, and of a state
+    that cannot be written and is not kept, a warning is logged. What a process left that was killed
+    while it wrote is removed. The state of random numbers is not kept. Raises OSError if there can
+    be no folder.
     """
 
     def __init__(self, cache_dir: str | Path = ".cache/llama_cache", capacity_bytes: int = 2 << 30):
         super().__init__(capacity_bytes)
-        self._folder = Path(cache_dir)
+        self._folder = Path(cache_dir) / _OWN
         self._folder.mkdir(parents=True, exist_ok=True)
+        _move_older(Path(cache_dir), self._folder)
         # By names of files, which say their ids: these, or None for a file that cannot be read,
         # until it changes.
         self._ids: dict[str, tuple[_Stamp, _Known | None]] = {}
@@ -126,23 +134,44 @@ def _write(path: Path, state: LlamaState) -> None:
     sizes = (state.version, state.n_tokens, *scores.shape, state.n_prompt, state.llama_state_size)
 
     def write(file: BinaryIO) -> None:
-        file.write(_HEADER.pack(_MAGIC, *sizes, state.whole, state.numerics))
-        file.write(np.asarray(state.input_ids, dtype="<i4").tobytes())
-        file.write(np.asarray(state.generated, dtype=np.uint8).tobytes())
-        file.write(scores.tobytes())
-        file.write(state.llama_state)
+        checksum = 0
+        for part in (
+            _HEADER.pack(_MAGIC, *sizes, state.whole, state.numerics),
+            np.asarray(state.input_ids, dtype="<i4").tobytes(),
+            np.asarray(state.generated, dtype=np.uint8).tobytes(),
+            scores.tobytes(),
+            state.llama_state,
+        ):
+            file.write(part)
+            checksum = zlib.crc32(part, checksum)
+        file.write(_CHECKSUM.pack(checksum))
 
     write_at_once(path, write)
 
 
+def _move_older(folder: Path, own: Path) -> None:
+    """Moves states that lie in the user's folder itself, where earlier versions kept them."""
+    with suppress(OSError):
+        for path in folder.glob(f"*{_ENDING}"):
+            with suppress(OSError):
+                if _NAME.fullmatch(path.name) and _is_state(path):
+                    path.replace(own / path.name)
+
+
+def _is_state(path: Path) -> bool:
+    with open_file(path) as file:
+        return file.read(len(_MAGIC) - 1) == _MAGIC[:-1]
+
+
 def write_at_once(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """A file that write() fills: other processes see all of it or nothing. Raises OSError, and
-    leaves nothing then."""
+    """A file that write() fills: other processes see all of it or nothing, also after the machine
+    has lost its power. Raises OSError, and leaves nothing then."""
     file, made = _new_partial(path.parent)
     try:
         with file:
             write(file)
             file.flush()
+            os.fsync(file.fileno())  # before the name: a file system may store that first
             if fcntl is not None:  # while the file is locked
                 os.replace(made, path)
         if fcntl is None:  # Windows does not rename open files
@@ -189,21 +218,30 @@ def _is_abandoned(path: Path) -> bool:
         return True
 
 
+class _Damaged(ValueError):
+    """What a file of this version says of itself is not so."""
+
+
 def _sizes(data: bytes, size: int) -> tuple[int, int, int, int, int, bool] | None:
     """Tokens, rows of scores, their length, n_prompt, bytes of llama_state, and whether it is
-    whole.
+    whole; None for another version.
 
-    data: the header, or more. size: of the file. None if they contradict each other.
+    data: the header, or more. size: of the file. Raises _Damaged if they contradict each other.
     """
     if len(data) < _HEADER.size:
-        return None
+        raise _Damaged
     magic, version, *sizes, numerics = _HEADER.unpack_from(data)
-    if magic != _MAGIC or (version, numerics) != (STATE_VERSION, NUMERICS) or min(sizes) < 0:
+    if magic != _MAGIC or (version, numerics) != (STATE_VERSION, NUMERICS):
         return None
     n, rows, columns, n_prompt, n_bytes, whole = sizes
-    if _HEADER.size + 5 * n + 4 * rows * columns + n_bytes != size:
-        return None
+    wanted = _HEADER.size + 5 * n + 4 * rows * columns + n_bytes + _CHECKSUM.size
+    if min(sizes) < 0 or wanted != size:
+        raise _Damaged
     return n, rows, columns, n_prompt, n_bytes, bool(whole)
+
+
+def _not_used(path: Path) -> None:
+    say(f"{path}: the state is damaged and not used", verbose=False, level=logging.WARNING)
 
 
 @dataclass(frozen=True)
@@ -220,33 +258,42 @@ class _Known:
 
 
 def _read_known(path: Path) -> _Known | None:
-    """What is known of a file; None if it is damaged."""
+    """What is known of a file; None if it is damaged, gone or of another version."""
     try:
         with open_file(path) as file:
             sizes = _sizes(file.read(_HEADER.size), os.fstat(file.fileno()).st_size)
             if sizes is None:
                 return None
             return _Known(np.frombuffer(file.read(4 * sizes[0]), dtype="<i4"), sizes[-1])
+    except _Damaged:
+        _not_used(path)
     except (OSError, ValueError):
-        return None
+        pass
+    return None
 
 
 def _read(path: Path) -> LlamaState | None:
-    """The state of a file; None if it is damaged, or gone."""
+    """The state of a file; None if it is damaged, gone or of another version."""
     try:
         with open_file(path) as file:
             data = file.read()
         sizes = _sizes(data, len(data))
         if sizes is None:
             return None
+        content = memoryview(data)[: -_CHECKSUM.size]
+        if _CHECKSUM.pack(zlib.crc32(content)) != data[len(content) :]:
+            raise _Damaged
         n, rows, columns, n_prompt, n_bytes, whole = sizes
         ids = np.frombuffer(data, "<i4", n, _HEADER.size).astype(np.intc)
         at = _HEADER.size + 4 * n
         generated = np.frombuffer(data, np.uint8, n, at).astype(bool)
         scores = np.frombuffer(data, "<f4", rows * columns, at + n).reshape(rows, columns)
+    except _Damaged:
+        _not_used(path)
+        return None
     except (OSError, ValueError):
         return None
-    kept = data[len(data) - n_bytes :]
+    kept = data[len(content) - n_bytes : len(content)]
     return LlamaState(
         ids,
         scores.astype(np.float32),
