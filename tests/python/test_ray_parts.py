@@ -219,6 +219,8 @@ def test_keys_come_before_bodies(front: Callable[..., Front]) -> None:
     preflight = of.ask("OPTIONS", "/v1/completions", headers=asked)
     assert preflight.status_code == 204
     assert preflight.headers["access-control-allow-headers"] == "x-a"
+    for refused in (of.ask("GET", "/v1/models", headers=asked), preflight):  # pages can read why
+        assert refused.headers.get_list("access-control-allow-origin") == [asked["origin"]]
 
 
 def test_names_of_the_host(front: Callable[..., Front], ray: Ray, model_path: Path) -> None:

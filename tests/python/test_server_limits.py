@@ -6,6 +6,7 @@ nothing grows. test_server_bodies.py: what they send.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import shutil
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import serving
 from powerinfer_cpp.core.errors import OutOfMemoryError, RequestError
@@ -24,9 +26,12 @@ from powerinfer_cpp.run.generation import Generation
 from powerinfer_cpp.server import recorded as recorded_module
 from powerinfer_cpp.server import texts as texts_module
 from powerinfer_cpp.server.dialects import openai as openai_module
+from powerinfer_cpp.server.errors import Refusal
+from powerinfer_cpp.server.limits import Guard, Guarded
 from powerinfer_cpp.server.run import listen, warn_if_open
 from powerinfer_cpp.server.settings import Settings
 from serving import LONG, PROMPT, as_before, refused, request, wait_for
+from starlette.responses import Response
 
 # Half of these tests assert times; the others use the same servers.
 pytestmark = pytest.mark.xdist_group("timed")
@@ -391,6 +396,51 @@ def test_an_open_server_says_so(
             each.close()
     assert [record.levelname for record in caplog.records] == ["WARNING"] * said
     assert not said or caplog.messages[0].startswith("0.0.0.0: whoever reaches this machine")
+
+
+@pytest.mark.parametrize("request_", ["GET /health HTTP/1.0", "OPTIONS / HTTP/1.0"])
+def test_checks_of_health_have_no_host(running: serving.InThread, request_: str) -> None:
+    """As HAProxy sends them. Pages of other sites, for which it is looked at, cannot."""
+    with running.connect(f"{request_}\r\n\r\n".encode()) as connection:
+        assert connection.recv(100).split()[1] in (b"200", b"204")
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "busy", "status", "allowed"),
+    [
+        ("GET", {}, False, 401, True),
+        ("GET", {"authorization": "Bearer wrong"}, False, 401, True),
+        ("GET", {"authorization": "Bearer k"}, False, 200, True),
+        ("GET", {"authorization": "Bearer k"}, True, 429, True),
+        ("GET", {"host": "other.example"}, False, 403, True),
+        ("GET", {"origin": "https://evil.example"}, False, 403, False),
+        ("OPTIONS", {"origin": "https://evil.example"}, False, 403, False),
+        ("OPTIONS", {}, False, 204, True),
+    ],
+)
+def test_pages_can_read_what_was_refused(
+    method: str, headers: dict[str, str], busy: bool, status: int, allowed: bool
+) -> None:
+    """Those that may use the server: without the header a browser shows them a network error."""
+
+    async def turn(_sender: str) -> None:
+        if busy:
+            raise Refusal(429, "later")
+
+    async def ask() -> httpx.Response:
+        settings = Settings(api_keys=("k",), origins=("https://app.example",))
+        app = Guarded(Response("yes"), Guard(settings, lambda _path: False), turn)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            named = {"origin": "https://app.example", **headers}
+            return await client.request(method, "/v1/models", headers=named)
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == status
+    found = answer.headers.get_list("access-control-allow-origin")
+    assert found == (["https://app.example"] if allowed else [])
+    assert not allowed or "Origin" in answer.headers.get_list("vary", split_commas=True)
+    assert answer.headers.get_list("x-content-type-options") == ["nosniff"]
 
 
 def test_the_parts_of_uvicorn_that_are_its_own() -> None:

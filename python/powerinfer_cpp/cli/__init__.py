@@ -154,6 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             # File names may hold any bytes. Readers of a pipe get each line when it is written.
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
+    if sys.stdin is None:  # closed (`<&-`, services): as an empty input
+        sys.stdin = open(os.devnull)  # noqa: SIM115, used until the end
     if sys.stdout is None:
         status, said = 1, f"{_ERROR}{_UNWRITABLE}it is closed"
     else:

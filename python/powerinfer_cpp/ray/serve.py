@@ -183,10 +183,8 @@ class _Front:
     async def __call__(self, request: Request) -> Response:
         request = Request(_without_prefix(request.scope), request.receive)
         response = self._guard.answer(request.scope)
-        if response is not None:
-            return response
         try:
-            response = await self._answer(request)
+            response = response or await self._answer(request)
         except Exception as error:
             response = refused(refusal_of(error), request.scope["path"])
         response.raw_headers += self._guard.headers(request.scope)

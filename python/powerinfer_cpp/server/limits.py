@@ -66,12 +66,13 @@ class Guard:
         scope["sender"] = self.sender(scope["headers"], scope.get("client"))
         origin = headers.get("origin")
         try:
-            self._check_host(headers.get("host", ""))
-            self._check_origin(origin, headers.get("host", ""))
+            self._check_host(headers.get("host"))
+            if origin is not None and not self._allows(origin, headers.get("host", "")):
+                raise Refusal(403, _FOREIGN)
             if origin is None and not self._is_page(path):
                 _check_site(headers)
             if scope["method"] == "OPTIONS":
-                allowed = _preflight(origin, headers.get("access-control-request-headers"))
+                allowed = _preflight(headers.get("access-control-request-headers"))
                 return Response(status_code=204, headers=allowed)
             if path not in OPEN_PATHS and not self._is_page(path):
                 scope["owner"] = self._owner(scope["headers"])
@@ -80,14 +81,18 @@ class Guard:
         return None
 
     def headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """What the answers to requests that may be served have in addition."""
-        origin = Headers(scope=scope).get("origin")
-        if origin is None:
+        """What every answer has in addition: also a refusal, which a page could not read without
+        being allowed to."""
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if origin is None or not self._allows(origin, headers.get("host", "")):
             return _ALWAYS
         allowed = (b"access-control-allow-origin", origin.encode("latin-1"))
         return [*_ALWAYS, allowed, (b"vary", b"Origin")]
 
-    def _check_host(self, host: str) -> None:
+    def _check_host(self, host: str | None) -> None:
+        if host is None:  # a check of health in HTTP/1.0; browsers always send one
+            return
         name = _name_of(host)
         if name in self._settings.hosts or "*" in self._settings.hosts:
             return
@@ -97,14 +102,14 @@ class Guard:
             403, f"this server is not {name!r}: start it with --allowed-host to serve that"
         )
 
-    def _check_origin(self, origin: str | None, host: str) -> None:
-        if origin is None or origin in self._settings.origins or "*" in self._settings.origins:
-            return
+    def _allows(self, origin: str, host: str) -> bool:
+        """May pages of this origin use the server?"""
+        if origin in self._settings.origins or "*" in self._settings.origins:
+            return True
         with contextlib.suppress(ValueError):  # it is no URL
             parts = urlsplit(origin)
-            if parts.netloc and parts.netloc.lower() == host.lower():
-                return
-        raise Refusal(403, "pages of another origin may not use this server (--allowed-origin)")
+            return bool(parts.netloc) and parts.netloc.lower() == host.lower()
+        return False
 
     def _owner(self, headers: RawHeaders) -> str:
         """Whose request this is: the number of its key. Raises Refusal without one."""
@@ -141,7 +146,7 @@ def _check_site(headers: Headers) -> None:
     """Refuses what a browser asks for because a foreign page says so, without an Origin: an image
     or a script. Raises Refusal."""
     if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-        raise Refusal(403, "pages of another origin may not use this server (--allowed-origin)")
+        raise Refusal(403, _FOREIGN)
 
 
 def owner_key(owner: str, settings: Settings) -> bytes:
@@ -168,30 +173,27 @@ class Guarded:
             at_once = refused(refusal, scope["path"])
         if GONE in scope and scope[GONE]():
             return
-        if at_once is not None:
-            await at_once(scope, receive, send)
-            return
 
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] += self._guard.headers(scope)
             await send(message)
 
-        await self._app(scope, receive, send_with_headers)
+        await (at_once or self._app)(scope, receive, send_with_headers)
 
 
+_FOREIGN = "pages of another origin may not use this server (--allowed-origin)"
 _ALWAYS = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
 
 
-def _preflight(origin: str | None, asked: str | None) -> dict[str, str]:
+def _preflight(asked: str | None) -> dict[str, str]:
     """The answer to a browser that asks whether its page may send a request with these headers: it
     may with any, if it may use the server. Clients have many of their own (x-stainless-*)."""
     return {
-        "access-control-allow-origin": origin or "",
         "access-control-allow-methods": "GET, POST, OPTIONS",
         "access-control-allow-headers": asked or "authorization, content-type, x-api-key",
         "access-control-max-age": "600",
-        "vary": "Origin, Access-Control-Request-Headers",
+        "vary": "Access-Control-Request-Headers",
     }
 
 
