@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import numpy as np
@@ -373,6 +374,52 @@ def test_mixture(
     session.eval(np.array(ids, np.int32))
     found = session.work().shares()["predicted"][predicted[0]]
     assert found == pytest.approx(share, abs=1e-3)  # inputs are rounded to Q8_0 there
+
+
+def test_windows_decide_about_one_thing(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is learnt from, what stops training, what chooses sizes, what is reported."""
+    found = {}
+
+    def solved(work: Any, *_: Any) -> None:
+        found["judged"], found["tested"] = (
+            [window.tobytes() for window in part] for part in (work.judged, work.tested)
+        )
+        found["rows"], found["stops"] = len(work.rows), len(work.held_out)
+        assert not np.isin(work.rows, work.held_out).any()
+
+    monkeypatch.setattr(solve, "_solve", solved)
+    text = files / "t.txt"
+    options = {"kind": "sketch", "n_ctx": 32, **FIELDS}
+    train_predictors(files / "model.gguf", tmp_path / "o.gguf", text, **options)
+    pieces = [
+        w.tobytes() for w in windows(Model(str(files / "model.gguf")), text.read_bytes(), None, 32)
+    ]
+    assert found["judged"] == pieces[9::10] and found["tested"] == pieces[7::10]
+    rest = sum(len(p) // 4 for i, p in enumerate(pieces) if i % 10 < 7)
+    stops = sum(len(p) // 4 for i, p in enumerate(pieces) if i % 10 == 8)
+    assert (found["rows"], found["stops"]) == (rest, stops) and min(rest, stops) > 0
+
+
+def test_a_corpus_is_no_list_of_integers(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes nine times the memory: a corpus of a gigabyte took tens."""
+    model, text = Model(str(files / "model.gguf")), (files / "t.txt").read_bytes()
+    ids = {
+        b: model.tokenize(b) for b in (text, b"", "\U0001f600 \ufffd".encode() * 50, b"\xff" * 99)
+    }
+    want = {n: windows(model, text, None, 32, n) for n in (None, 100)}
+
+    def called(*_: Any) -> list[int]:
+        raise AssertionError("a list")
+
+    monkeypatch.setattr(Model, "tokenize", called)
+    for data, expected in ids.items():
+        found = model.token_array(data)
+        assert found.dtype == np.int32 and found.tolist() == expected
+    for n, expected in want.items():
+        found = windows(model, text, None, 32, n)
+        assert all(map(np.array_equal, found, expected)) and len(found) == len(expected)
 
 
 def test_refusals(

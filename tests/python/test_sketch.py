@@ -22,7 +22,8 @@ from powerinfer_cpp.core.model import SPARSE_MODES, Model
 from powerinfer_cpp.core.session import Session
 from powerinfer_cpp.core.work import PARTS
 from powerinfer_cpp.plot.predictor import figures
-from powerinfer_cpp.predictor import search, sketch, train_predictors
+from powerinfer_cpp.predictor import judge, search, sketch, train_predictors
+from powerinfer_cpp.profile.text import windows
 from powerinfer_cpp.quantize import quantize
 
 from powerinfer_cpp import Llama, ModelFormatError
@@ -189,7 +190,20 @@ def test_whole_way(
     out = tmp_path / "out.gguf"
     report = train_predictors(files(family), out, tmp_path / "t.txt", **options)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.gguf", "t.txt"]
-    assert report.kind == "sketch" and report.perplexity <= report.reference * 1.3
+    assert report.kind == "sketch"
+    # The target is met where sizes were decided; what is said is measured where nothing was.
+    opened = Model(str(out))
+    pieces = windows(opened, (tmp_path / "t.txt").read_bytes(), None, 32)
+
+    def perplexities(part: int) -> list[float]:
+        modes = ("predictor", "exact")
+        return [float(np.exp(judge.mean_nll(opened, pieces[part::10], m, **FIELDS))) for m in modes]
+
+    judged, tested = perplexities(9), perplexities(7)
+    assert judged[0] <= 1.3 * judged[1]
+    assert tested == pytest.approx([report.perplexity, report.reference])
+    more = any("on windows that decided nothing" in note for note in report.notes)
+    assert more == (tested[0] > 1.3 * tested[1])
     stored = raw(out)
     for i, layer in enumerate(report.layers):
         names = [n for n in stored if n.startswith(f"blk.{i}.sketch")]

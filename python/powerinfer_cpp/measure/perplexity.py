@@ -27,26 +27,27 @@ class Estimate:
     work: Work | None = None
 
 
-def text_tokens(model: Model, text: bytes, separator: bytes | None) -> list[int]:
-    """Ids of a text. Without a separator: one document, with BOS if the file asks for it. With a
-    separator: BOS, document, EOS for each stripped document that is not empty."""
+def text_tokens(model: Model, text: bytes, separator: bytes | None) -> np.ndarray:
+    """Ids of a text, int32 [n]. Without a separator: one document, with BOS if the file asks for
+    it. With a separator: BOS, document, EOS for each stripped document that is not empty."""
     if not separator:
-        return ([model.bos] if model.add_bos else []) + model.tokenize(text)
-    begin = [model.bos] if model.bos >= 0 else []
-    end = [model.eos] if model.eos >= 0 else []
-    ids: list[int] = []
+        begin = np.array([model.bos] if model.add_bos else [], dtype=np.int32)
+        return np.concatenate([begin, model.token_array(text)])
+    begin = np.array([model.bos] if model.bos >= 0 else [], dtype=np.int32)
+    end = np.array([model.eos] if model.eos >= 0 else [], dtype=np.int32)
+    parts = [np.empty(0, dtype=np.int32)]
     for document in text.split(separator):
         if document.strip():
-            ids += begin + model.tokenize(document.strip()) + end
-    return ids
+            parts += begin, model.token_array(document.strip()), end
+    return np.concatenate(parts)
 
 
 def windows(
-    ids: list[int], n_ctx: int, bos: int | None, by_document: bool
+    ids: np.ndarray, n_ctx: int, bos: int | None, by_document: bool
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Windows of a token list, and the first token in each that is scored.
+    """Windows of tokens, int32 [n], and the first token in each that is scored.
 
-    The list is cut into windows of n_ctx without overlap; a shorter rest is dropped. BOS replaces
+    They are cut into windows of n_ctx without overlap; a shorter rest is dropped. BOS replaces
     the first token of each window (unless bos is None). These tokens are scored, given the tokens
     before them in the window:
     - with documents (a separator): the last n_ctx/2 tokens, positions n_ctx/2 .. n_ctx-1;
@@ -55,7 +56,7 @@ def windows(
     """
     first = n_ctx // 2 if by_document else n_ctx // 2 + 1
     for start in range(0, len(ids) - n_ctx + 1, n_ctx):
-        window = np.array(ids[start : start + n_ctx], dtype=np.int32)
+        window = ids[start : start + n_ctx].copy()
         if bos is not None:
             window[0] = bos
         yield window, first
@@ -161,7 +162,7 @@ def scoring_fields(n_ctx: int, fields: dict[str, Any]) -> dict[str, Any]:
 
 def _cut(
     model: Model, text: bytes, n_ctx: int, separator: bytes | None
-) -> tuple[list[int], int | None]:
+) -> tuple[np.ndarray, int | None]:
     """Ids of the text, and the id (or None) that replaces the first token of each window."""
     if n_ctx < 4:
         raise ValueError(f"windows of {n_ctx} tokens leave nothing to score: use at least 4")
@@ -202,9 +203,8 @@ def compare(
     Raises the errors of `perplexity`, and ValueError for models with different vocabularies.
     """
     ids, replaced = _cut(chosen[0], text, n_ctx, separator)
-    if chosen[0].n_vocab != reference[0].n_vocab or ids != text_tokens(
-        reference[0], text, separator
-    ):
+    same_sizes = chosen[0].n_vocab == reference[0].n_vocab
+    if not (same_sizes and np.array_equal(ids, text_tokens(reference[0], text, separator))):
         raise ValueError(f"{reference[0].path}: has another vocabulary than {chosen[0].path}")
     n_windows, ours, theirs = len(ids) // n_ctx, _Scorer(chosen[1]), _Scorer(reference[1])
     divergences, ratios, same = [], [], 0

@@ -24,7 +24,7 @@ class LayerReport:
 @dataclass(frozen=True)
 class Report:
     """What training has made: its layers with neurons, and the perplexity with predictors beside
-    that of exact mode, both on the text that decides about sizes. n_tokens: recorded ones. notes:
+    that of exact mode, both on text that decided nothing of it. n_tokens: recorded ones. notes:
     sentences.
     """
 

@@ -105,17 +105,16 @@ def _solve(work: Work, learnt: Learnt, target: float, log: Callable[[str], None]
         found = [search.cheapest(*layer, price) for layer in zip(options, lost, strict=True)]
         return search.worth_while(found)
 
-    reference, nlls = nll(exact, work.judged), {}
+    reference = nll(exact, work.judged)
 
     def loss(i: int) -> float:
         found = priced(i)
-        nlls[i] = nll(found, work.judged)
-        more = judge.loss(nlls[i], reference)
+        more = judge.loss(nll(found, work.judged), reference)
         log(f"perplexity {more:+.3%} with {', '.join(map(_name_of, found))}")
         return more
 
     at = search.first_within(loss, len(search.PRICES), target)
-    found, found_nll = (exact, reference) if at is None else (priced(at), nlls[at])
+    found = exact if at is None else priced(at)
     work.embed(work.out, *_contents(work, learnt, found))
     layers = [_report(learnt, n, c) for n, c in zip(work.layers, found, strict=True)]
     notes = learnt.notes(layers)
@@ -123,7 +122,14 @@ def _solve(work: Work, learnt: Learnt, target: float, log: Callable[[str], None]
         notes.append(f"no predictors lose at most {target:.2%}: the file keeps exact mode")
     elif not any(choice.rank for choice in found):
         notes.append("predictors would read no less than exact mode: the file keeps it")
-    figures = math.exp(found_nll), math.exp(reference), len(work.rows) + len(work.held_out)
+    # Of those that were tried the windows chose the one that suits them.
+    tested = [nll(choices, work.tested) for choices in (found, exact)]
+    if (more := judge.loss(*tested)) > target:
+        notes.append(
+            f"on windows that decided nothing the perplexity rises by {more:.3%}, more than the "
+            f"target of {target:.2%}: more text decides better"
+        )
+    figures = *map(math.exp, tested), len(work.rows) + len(work.held_out)
     return Report(layers, *figures, notes, work.kind)
 
 

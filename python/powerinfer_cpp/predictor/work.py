@@ -27,7 +27,10 @@ from ..profile.text import read, windows
 from . import judge
 from .pairs import Pairs, bytes_per_token
 
-_HELD_OUT = 10  # every tenth window decides when to stop, and thresholds; another the sizes
+# Of ten windows one decides when training stops, and thresholds; one the sizes; and one nothing, so
+# that it can say what came of all that.
+_HELD_OUT = 10
+_TESTS, _STOPS, _SIZES = 7, 8, 9
 _OLD = ("powerinfer.sparse_threshold", "powerinfer.predictor.")
 
 
@@ -35,8 +38,8 @@ class Work:
     """A model, what predictors of it learn from, and where that is kept.
 
     pairs: recorded by `begin`. rows: those to learn from; held_out: those by which training stops
-    and thresholds are set. judged: windows of the text that decide about sizes. layers: those that
-    have neurons.
+    and thresholds are set. judged: windows of the text that decide about sizes; tested: those that
+    decide nothing. layers: those that have neurons.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Work:
                 fingerprint(self.gguf),
                 hashlib.sha256(data).hexdigest(),
                 [str(separator), n_tokens, n_ctx, store_gib, epochs, seed],
+                [_TESTS, _STOPS, _SIZES],
                 [self.kind, self.input, self.format.name],
                 [str(self.gguf.value(f"powerinfer.ffn.{n}")) for n in ("activation", "threshold")],
                 [self.fields.get(name) for name in ("type_k", "type_v", "sparse_threshold")],
@@ -129,12 +133,13 @@ class Work:
                 f"{text}: {len(pieces)} windows of {size} tokens are too few to train and to test "
                 f"on; {2 * _HELD_OUT} are the least"
             )
-        self.judged = pieces[_HELD_OUT - 1 :: _HELD_OUT]
-        learnt = [p for i, p in enumerate(pieces) if i % _HELD_OUT != _HELD_OUT - 1]
-        of_window = np.repeat(np.arange(len(learnt)), [len(p) for p in learnt])
-        held_out = of_window % _HELD_OUT == _HELD_OUT - 2
+        self.judged, self.tested = (pieces[part::_HELD_OUT] for part in (_SIZES, _TESTS))
+        places = [i for i in range(len(pieces)) if i % _HELD_OUT not in (_SIZES, _TESTS)]
+        learnt = [pieces[i] for i in places]
+        stops = [i % _HELD_OUT == _STOPS for i in places]
+        held_out = np.repeat(stops, [len(p) for p in learnt])
         self.rows, self.held_out = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-        self.pairs = Pairs(self.folder, model, len(of_window))
+        self.pairs = Pairs(self.folder, model, len(held_out))
         self.pairs.record(model, learnt, **self.fields)
         self.layers = list(self.pairs.layers)
         model.close()

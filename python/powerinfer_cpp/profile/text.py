@@ -42,25 +42,26 @@ def windows(
     Raises ValueError for a text without tokens.
     """
     parts = text.split(separator) if separator else [text]
-    ids: list[int] = []
+    found, n = [np.empty(0, dtype=np.int32)], 0
     for part in parts:
         if part.strip():
-            ids += _beginning(model, part, separator, n_tokens and n_tokens - len(ids))
-        if n_tokens is not None and len(ids) >= n_tokens:
+            found.append(_beginning(model, part, separator, n_tokens and n_tokens - n))
+            n += len(found[-1])
+        if n_tokens is not None and n >= n_tokens:
             break
-    stream = np.array(ids[:n_tokens], dtype=np.int32)
+    stream = np.concatenate(found)[:n_tokens]
     if not len(stream):
         raise ValueError("the text is empty")
-    found = [stream[first : first + n_ctx].copy() for first in range(0, len(stream), n_ctx)]
+    cut = [stream[first : first + n_ctx].copy() for first in range(0, len(stream), n_ctx)]
     if model.bos >= 0 and (model.add_bos or separator):
-        for window in found:
+        for window in cut:
             window[0] = model.bos
-    return found
+    return cut
 
 
 def _beginning(
     model: Model, text: bytes, separator: bytes | None, n_tokens: int | None
-) -> list[int]:
+) -> np.ndarray:
     """The ids of a text, or n_tokens of them and perhaps more, without those of all of it."""
     size = None if n_tokens is None else BYTES_PER_TOKEN * (n_tokens + MARGIN)
     while size is not None and size < len(text):

@@ -74,6 +74,6 @@ def read_tokens(
 
 def _ids(model: Model, path: Path, text: bytes, separator: bytes | None) -> np.ndarray:
     try:
-        return np.array(text_tokens(model, text, separator), dtype=np.int32)
+        return text_tokens(model, text, separator)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
