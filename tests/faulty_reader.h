@@ -37,6 +37,7 @@ struct Order {
     int late = 40;         // calls of done() that a late read takes
     int depth = 128;
     uint32_t align = 512;
+    const bool* broken = nullptr;  // while it is set, done() throws
 };
 
 // Each fault befalls a read with this probability.
@@ -90,6 +91,8 @@ class Reader final : public ggml::Reader {
     // Without a wait it often brings nothing, as a disk does.
     int done(ggml::ReadDone* out, int most, double wait_s) override {
         if (in_flight_ == 0 || most <= 0) return 0;
+        if (order_.broken && *order_.broken)
+            throw ggml::Error(ggml::Code::internal, "the reader is broken");
         calls_++;
         int wanted = int(random_() % uint64_t(order_.most + 1));
         if (wait_s > 0) wanted = std::max(wanted, 1);

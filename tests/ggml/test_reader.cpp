@@ -6,7 +6,6 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -21,6 +20,7 @@
 #include "check.h"
 #include "faulty_reader.h"
 #include "ggml/reader.h"
+#include "in_child.h"
 #include "temporary.h"
 
 using namespace ggml;
@@ -276,21 +276,7 @@ void signals() {
     sigaction(SIGALRM, &old, nullptr);
 }
 
-#if !defined(__SANITIZE_THREAD__)  // it ends a child of fork() that starts threads
-// Is `body` true in a child of fork()? A child that hangs is killed after a while.
-template <typename F>
-bool in_child(const F& body) {
-    // A thread that is just beginning holds locks of the address sanitizer.
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    const pid_t child = fork();
-    if (child == 0) {
-        alarm(60);
-        _exit(body() && check::failures == 0 ? 0 : 1);
-    }
-    int status = -1;
-    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
-}
-
+#if !defined(__SANITIZE_THREAD__)  // see in_child.h
 // From now on this process is refused a system call.
 bool refuse(uint32_t call) {
     sock_filter filter[] = {

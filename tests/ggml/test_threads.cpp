@@ -1,11 +1,6 @@
 // The thread pool: every piece runs once, for all sizes; regions in quick succession; pools created
 // and destroyed. Also for -fsanitize=thread: results are written without atomics wherever the pool
 // guarantees that this is safe.
-#ifndef _WIN32
-#include <sys/wait.h>
-#include <unistd.h>
-#endif
-
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -20,6 +15,7 @@
 
 #include "check.h"
 #include "ggml/threads.h"
+#include "in_child.h"
 #include "temporary.h"
 
 using namespace ggml;
@@ -242,20 +238,7 @@ void test_exceptions() {
     }
 }
 
-// The thread sanitizer ends a child of fork() that starts threads, and Windows has no fork().
-#if !defined(__SANITIZE_THREAD__) && !defined(_WIN32)
-// Is `body` true in a child of fork()? A child that hangs is killed after a while.
-template <typename F>
-bool in_child(const F& body) {
-    const pid_t child = fork();
-    if (child == 0) {
-        alarm(60);
-        _exit(body() ? 0 : 1);
-    }
-    int status = -1;
-    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
-}
-
+#if !defined(__SANITIZE_THREAD__) && !defined(_WIN32)  // see in_child.h
 // Returns when all threads have had a piece.
 void meet(Threads& threads, int size) {
     std::atomic<int> arrived{0};

@@ -218,10 +218,10 @@ void Session::eval(const pi_batch& b) {
             counts.add(*model, work.batch, sequences_.kv());
         }
     } catch (...) {
-        source.reset();
         record.fail();
         sequences_.rollback();
         result_at_.clear();
+        source.reset();  // last, since it waits for the disk and may throw
         throw;
     }
     sequences_.commit();

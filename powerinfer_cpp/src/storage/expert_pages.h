@@ -43,6 +43,8 @@ using StoredPage = std::vector<StoredMatrix>;
 // `most` classes.
 void set_classes(PageShape& shape, const std::vector<StoredPage>& pages, int most);
 
+constexpr unsigned kNobody = ~0u;  // no process (ggml::process_generation)
+
 class ExpertPages {
  public:
     // blocks: [shape.n_blocks()]. align: of reads. what: a page is called so in errors.

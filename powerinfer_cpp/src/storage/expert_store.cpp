@@ -54,14 +54,14 @@ ExpertStore::~ExpertStore() {
 
 int ExpertStore::in_flight() const {
     int n = 0;
-    for (const auto& reader : readers_) n += reader->in_flight();
+    for (const auto& reader : readers_) n += reader->owed();
     return n;
 }
 
 // The one that take() waits for.
 const ggml::Reader& ExpertStore::silent() const {
     for (const auto& reader : readers_) {
-        if (reader->in_flight() > 0) return *reader;
+        if (reader->owed() > 0) return *reader;
     }
     return *readers_[0];
 }
@@ -97,7 +97,7 @@ bool ExpertStore::take(double wait_s) {
     ggml::ReadDone done[kAtOnce];
     bool any = false;
     for (const auto& reader : readers_) {
-        if (reader->in_flight() == 0) continue;
+        if (reader->owed() == 0) continue;
         const int n = reader->done(done, kAtOnce, any ? 0 : wait_s);
         for (int i = 0; i < n; i++) {
             const int32_t expert = pages_->done(done[i].tag);
@@ -196,7 +196,8 @@ void ExpertStore::keep(int32_t expert, int64_t rows) {
 }
 
 void ExpertStore::begin(int64_t n_tokens) {
-    if (!failure_.empty()) reset();
+    // What was on its way at a fork is the parent's, and is read again here.
+    if (!failure_.empty() || reads_of_ != ggml::process_generation()) reset();
     if (!failure_.empty()) throw Error(failure_code_, failure_);
     for (const ggml::File* file : files_) file->require_unchanged();
     pages_->drop_guesses();
@@ -206,6 +207,7 @@ void ExpertStore::begin(int64_t n_tokens) {
 }
 
 void ExpertStore::reset() {
+    reads_of_ = kNobody;  // until all of this is done
     failure_.clear();
     pages_->stop();
     while (in_flight() > 0) {
@@ -217,6 +219,7 @@ void ExpertStore::reset() {
     }
     failure_.clear();
     pages_->forget();
+    reads_of_ = ggml::process_generation();
 }
 
 }  // namespace powerinfer

@@ -116,6 +116,8 @@ class ExpertStore {
     bool guesses_ = true;
     std::vector<Guess> guess_;
     std::vector<Guessed> guessed_;
+    // The process (ggml::process_generation) that gets the reads which the pages wait for.
+    unsigned reads_of_ = ggml::process_generation();
     std::string failure_;
     ggml::Code failure_code_ = ggml::Code::io;
 };

@@ -482,7 +482,8 @@ const std::vector<ggml::Matrix>& NeuronStore::predictor(ggml::Context& context, 
 }
 
 void NeuronStore::begin(int64_t n_tokens) {
-    if (!failure_.empty()) reset();
+    // What was on its way at a fork is the parent's.
+    if (!failure_.empty() || reads_of_ != ggml::process_generation()) reset();
     if (!failure_.empty()) throw Error(failure_code_, failure_);
     tables_.residency.begin(int32_t(n_tokens));
     if (predictors_) predictors_->begin(int32_t(n_tokens));
@@ -493,14 +494,15 @@ void NeuronStore::begin(int64_t n_tokens) {
 }
 
 void NeuronStore::reset() {
+    reads_of_ = kNobody;  // until all of this is done
     failure_.clear();
     for (Lane& l : lanes_) l.n_runs = l.sent;  // sends no more
     if (predictors_) predictors_->stop();
     close();
-    while (reader_->in_flight() > 0) {
-        const int before = reader_->in_flight();
+    while (reader_->owed() > 0) {
+        const int before = reader_->owed();
         take(patience);
-        if (reader_->in_flight() < before) continue;
+        if (reader_->owed() < before) continue;
         // The disk may still write to the lanes: the next call fails, too, or finds them done.
         failure_.clear();
         fail(Code::io, "the disk does not answer");
@@ -509,6 +511,7 @@ void NeuronStore::reset() {
     failure_.clear();
     for (Lane& l : lanes_) l = {};
     if (predictors_) predictors_->forget();
+    reads_of_ = ggml::process_generation();
 }
 
 }  // namespace powerinfer

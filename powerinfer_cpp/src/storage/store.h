@@ -211,6 +211,8 @@ class NeuronStore {
     int64_t tokens_ = 0, adapt_at_ = 8;
     int64_t slots_[2] = {0, 0};  // numbers of slots before memory was lent
     bool lent_ = false;
+    // The process (ggml::process_generation) that gets the reads which lanes and pages wait for.
+    unsigned reads_of_ = ggml::process_generation();
     std::string failure_;
     ggml::Code failure_code_ = ggml::Code::io;
     std::unique_ptr<ExpertPages> predictors_;
