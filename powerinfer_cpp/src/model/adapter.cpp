@@ -240,8 +240,9 @@ Adapter::Adapter(std::shared_ptr<const Model> m, const std::string& path)
         read(*pair.file_a, pair.a);
         read(*pair.file_b, pair.b);
         const float scale = alpha == 0 ? 1.0f : float(alpha / double(pair.a.rows));
-        hash.add(format("%s %lld %d %d %a;", pair.weight.c_str(), (long long)pair.a.rows,
-                        int(pair.a.type), int(pair.b.type), double(scale)));
+        hash.add(format("%s %lld %d %d;", pair.weight.c_str(), (long long)pair.a.rows,
+                        int(pair.a.type), int(pair.b.type)));
+        hash.add(&scale, sizeof(scale));  // its text would depend on the program's locale
         for (const ggml::Matrix* w : {&pair.a, &pair.b}) hash.add(w->data, size_t(w->bytes()));
         for (const RowRange& t : pair.targets.parts) {
             ggml::Matrix b = pair.b;

@@ -29,7 +29,8 @@ Adapters::Adapters(const Model& model, std::vector<ScaledAdapter> used, int64_t 
     int64_t rank = 0, widest = 0;
     Sha256 hash;
     for (const ScaledAdapter& u : used_) {
-        hash.add(u.adapter->hash() + ggml::format(" %a;", double(u.scale)));
+        hash.add(u.adapter->hash());
+        hash.add(&u.scale, sizeof(u.scale));
         for (const auto& [weight, low] : u.adapter->terms()) {
             terms_[weight].push_back({low.a, low.b, u.scale * low.scale});
             rank = std::max(rank, low.a.rows);
