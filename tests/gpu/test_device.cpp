@@ -96,6 +96,28 @@ void test_memory() {
     CHECK(device->allocated_bytes() == 0 && shim::allocated() == 0);
 }
 
+// What a thread releases that has never used the device: Python's collector may do so in any.
+void test_releases() {
+    shim::set_memory(1 << 20);
+    const auto device = open_device("simt0");
+    auto memory = std::make_unique<DeviceArray<float>>(*device, 1000, "test");
+    auto shared = std::make_unique<SharedArray<int>>(*device, 100, "test");
+    auto event = std::make_unique<Owned<DeviceEvent>>(*device, device->new_event());
+    auto stream = std::make_unique<Owned<DeviceStream>>(*device, device->new_stream());
+    device->begin_capture(stream->get());
+    device->zero(stream->get(), memory->get(), 400);
+    auto graph = std::make_unique<Owned<DeviceGraph>>(*device, device->end_capture(stream->get()));
+    std::thread other([&] {
+        graph.reset();
+        stream.reset();
+        event.reset();
+        shared.reset();
+        memory.reset();
+    });
+    other.join();
+    CHECK(shim::allocated() == 0 && shim::releases_outside() == 0);
+}
+
 // Work of some rounds; how far it came where the device failed on the way.
 int work(Device& device) {
     std::vector<float> host(500, 2.0f);
@@ -433,6 +455,7 @@ int main() {
     test_opening();
     test_cards();
     test_memory();
+    test_releases();
     test_failures();
     shim::set_memory(1 << 24);
     for (shim::Order order : shim::kOrders) {

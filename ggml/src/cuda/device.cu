@@ -86,7 +86,7 @@ class GpuDevice : public Device {
                 sizes_.erase(found);
             }
         }
-        card_.release([memory] { cudaFree(memory); });
+        release_here([memory] { cudaFree(memory); });
     }
 
     void* allocate_shared(uint64_t bytes, const char* what) override {
@@ -107,7 +107,7 @@ class GpuDevice : public Device {
         return memory;
     }
     void release_shared(void* memory) noexcept override {
-        card_.release([memory] { cudaFreeHost(memory); });
+        release_here([memory] { cudaFreeHost(memory); });
     }
 
     DeviceStream* new_stream() override {
@@ -116,7 +116,7 @@ class GpuDevice : public Device {
         return reinterpret_cast<DeviceStream*>(stream);
     }
     void release(DeviceStream* stream) noexcept override {
-        card_.release([stream] {
+        release_here([stream] {
             cudaStreamSynchronize(handle(stream));
             cudaStreamDestroy(handle(stream));
         });
@@ -155,7 +155,7 @@ class GpuDevice : public Device {
         return reinterpret_cast<DeviceEvent*>(event);
     }
     void release(DeviceEvent* event) noexcept override {
-        card_.release([event] { cudaEventDestroy(handle(event)); });
+        release_here([event] { cudaEventDestroy(handle(event)); });
     }
     void record(DeviceEvent* event, DeviceStream* stream) override {
         check(cudaEventRecord(handle(event), handle(stream)), "recording an event");
@@ -188,13 +188,22 @@ class GpuDevice : public Device {
         check(cudaGraphLaunch(of(graph)->exec, handle(stream)), "launching a graph");
     }
     void release(DeviceGraph* graph) noexcept override {
-        card_.release([graph] {
+        release_here([graph] {
             cudaGraphExecDestroy(of(graph)->exec);
             delete of(graph);
         });
     }
 
  private:
+    // A release may come from any thread, and one that has entered no device would make a context
+    // on the first one, and release there.
+    template <typename F>
+    void release_here(const F& work) noexcept {
+        card_.release([index = index_, work] {
+            cudaSetDevice(index);
+            work();
+        });
+    }
     void load_kernels() {
         for (const void* kernel : kernels()) {
             cudaFuncAttributes attributes;

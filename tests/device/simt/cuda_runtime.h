@@ -267,6 +267,8 @@ void set_card(int compute, int driver, int built = 75);
 void set_watchdog(bool on);
 // Launches of kernels that nothing had loaded: on hardware each may wait for ever.
 int unloaded_launches();
+// Releases by threads that have entered no device: on hardware each enters the first one.
+int releases_outside();
 // Bytes of device memory that are allocated, and the most that ever were since set_memory().
 size_t allocated();
 size_t most_allocated();

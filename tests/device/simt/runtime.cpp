@@ -29,7 +29,7 @@ struct Device {
     bool has_context = false, context_known = true, watchdog = false;
     int compute = 75, driver = kRuntime, built = 75;
     std::set<const void*> loaded;
-    int unloaded_launches = 0;
+    int unloaded_launches = 0, releases_outside = 0;
     int fail_after = -1;
     std::string failure;
     cudaError_t last = cudaSuccess;
@@ -225,6 +225,11 @@ int unloaded_launches() {
     return device().unloaded_launches;
 }
 
+int releases_outside() {
+    const std::lock_guard<std::mutex> lock(device().mutex);
+    return device().releases_outside;
+}
+
 size_t allocated() {
     const std::lock_guard<std::mutex> lock(device().mutex);
     return device().used;
@@ -312,8 +317,21 @@ cudaError_t cudaGetDeviceCount(int* n) {
     return *n ? cudaSuccess : cudaErrorNoDevice;
 }
 
+namespace {
+
+thread_local bool entered = false;
+
+void note_release() {
+    if (entered) return;
+    const std::lock_guard<std::mutex> lock(device().mutex);
+    device().releases_outside++;
+}
+
+}  // namespace
+
 cudaError_t cudaSetDevice(int index) {
     if (index != 0) return result(cudaErrorInvalidDevice);
+    entered = true;
     const std::lock_guard<std::mutex> lock(device().mutex);
     device().has_context = true;
     return cudaSuccess;
@@ -372,6 +390,7 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
 
 cudaError_t cudaFree(void* memory) {
     if (!memory) return cudaSuccess;
+    note_release();
     Device& d = device();
     const std::lock_guard<std::mutex> lock(d.mutex);
     const auto found = d.allocations.find(memory);
@@ -394,6 +413,7 @@ cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
 }
 
 cudaError_t cudaFreeHost(void* memory) {
+    note_release();
     shim::note_free(memory);
     free(memory);
     return cudaSuccess;
@@ -433,6 +453,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    note_release();
     delete stream;
     return cudaSuccess;
 }
@@ -465,6 +486,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    note_release();
     delete event;
     return cudaSuccess;
 }
@@ -523,6 +545,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
 }
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    note_release();
     delete exec;
     return cudaSuccess;
 }
