@@ -2,6 +2,7 @@
 // large for any memory.
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +11,7 @@
 #include "engine/sessions.h"
 #include "ggml/check.h"
 #include "ggml/sizes.h"
+#include "load/weight_reader.h"
 #include "plan/plan.h"
 
 using namespace sessions;
@@ -169,6 +171,47 @@ void test_one_budget() {
     CHECK(budget->reserved() == 0);
 }
 
+// Buffers for weights that are read come from what the budget has left, and shrink with it.
+void test_buffers() {
+    const std::string path = folder / "buffers.gguf";
+    Shape shape;
+    shape.n_embd = 256, shape.n_ff = 1024, shape.type = DType::Q8_0;
+    tiny::write(tiny::describe(shape), path);
+    const auto header = Model::inspect(path, pi_model_default_params());
+    std::vector<const WeightSpec*> order;
+    for (const WeightSpec& w : header->weights) order.push_back(&w);
+    const uint64_t strip = ggml::kStrip * uint64_t(ggml::info(shape.type).size(shape.n_ff));
+    // Most that is reserved, of a budget of so many bytes.
+    const auto reserved = [&](uint64_t bytes, int n_threads) {
+        const auto budget = std::make_shared<Budget>("RAM", bytes, true);
+        ggml::Threads threads(n_threads);
+        WeightReader reader(header->file, threads, *budget, order);
+        std::vector<WeightMove> moves;
+        std::atomic<int64_t> missing{0};
+        std::atomic<uint64_t> most{0};
+        for (const WeightSpec* w : order) {
+            missing += w->rows;
+            moves.push_back({w, ggml::kStrip, [&](int64_t first, int64_t n, const uint8_t* rows) {
+                                 CHECK(rows && first % ggml::kStrip == 0);
+                                 missing -= n;
+                                 most = budget->reserved();
+                             }});
+        }
+        reader.move(moves, [](uint64_t) {});
+        CHECK(missing == 0 && budget->reserved() == 0 && threads.active() == n_threads);
+        return most.load();
+    };
+    for (int n : {1, 3}) {
+        const uint64_t most = reserved(uint64_t(1) << 30, n);
+        CHECK(most > 0.9 * n * (256 << 10) && most <= uint64_t(n) * (256 << 10));
+        CHECK(reserved(uint64_t(n) * strip, n) == uint64_t(n) * strip);
+        CHECK(reserved(uint64_t(n) * strip + 100, n) <= uint64_t(n) * strip + 100);
+        CHECK(reserved(uint64_t(n) * strip * 3, n) == uint64_t(n) * strip * 3);
+    }
+    CHECK(reserved(2 * strip, 3) == 2 * strip);  // for two of three threads
+    CHECK(reserved(0, 3) == 0 && reserved(strip / 2, 3) == strip / 2);
+}
+
 // Cache sizes that are 0 modulo 2^64 must not look small.
 void test_sizes_beyond_64_bits() {
     Description d = tiny::describe(Shape());
@@ -252,6 +295,7 @@ int main() {
         }
     }
     test_one_budget();
+    test_buffers();
     test_sizes_beyond_64_bits();
     test_locking();
     return check::summary("test_memory");

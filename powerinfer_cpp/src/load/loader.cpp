@@ -22,7 +22,7 @@ class Loader {
         : model_(model),
           params_(params),
           context_(params.n_threads > 0 ? params.n_threads : ggml::default_threads()),
-          reader_(model.file, context_.threads, to_read()) {}
+          reader_(model.file, context_.threads, *model.budget, to_read()) {}
 
     void run() {
         model_.packed = ggml::Memory(model_.plan.packed, "weights");

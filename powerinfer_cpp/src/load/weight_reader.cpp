@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ggml/sizes.h"
+
 namespace powerinfer {
 
 namespace {
@@ -15,6 +17,7 @@ constexpr uint64_t kRun = 4 << 20, kLeastRun = 256 << 10, kRunsPerThread = 8;
 // What is on its way from the disk beyond the runs that have begun: a disk that reads 7 GB/s needs
 // less.
 constexpr uint64_t kAhead = 16 << 20, kAsk = 4 << 20;
+constexpr int64_t kLine = 64;  // buffers of two threads share none
 
 int64_t row_bytes(const WeightSpec& w) {
     return ggml::info(w.tensor->type).size(w.cols);
@@ -33,9 +36,9 @@ int64_t rows_in(uint64_t bytes, const WeightSpec& w, int64_t step) {
 
 }  // namespace
 
-WeightReader::WeightReader(const ModelFile& file, ggml::Threads& threads,
+WeightReader::WeightReader(const ModelFile& file, ggml::Threads& threads, Budget& budget,
                            const std::vector<const WeightSpec*>& order)
-    : file_(file), threads_(threads), buffers_(size_t(threads.size())) {
+    : file_(file), threads_(threads), budget_(budget) {
     uint64_t begin = 0;
     for (const WeightSpec* w : order) {
         ranges_.push_back({w, begin});
@@ -83,31 +86,59 @@ void WeightReader::move(const std::vector<WeightMove>& moves,
         filled += bytes(i);
     }
     runs.push_back(parts.size());
+    const Buffers buffers = buffers_for(moves);
+    const uint64_t all = ggml::size_product(uint64_t(buffers.bytes), uint64_t(buffers.n));
+    const Reservation reserved =
+        budget_.reserve(file_.gguf.path() + ": reading the weights", std::min(all, room()));
+    const ggml::Memory memory(all, "buffers");
+    const int threads = threads_.active();
+    threads_.limit(buffers.n);
     std::atomic<uint64_t> moved{0};
     threads_.run(int64_t(runs.size()) - 1, 1, [&](int64_t begin, int64_t end, int thread) {
         for (size_t i = runs[size_t(begin)]; i < runs[size_t(end)]; i++) {
-            move(parts[i], buffers_[size_t(thread)]);
+            move(parts[i], buffers.bytes, memory.data() + thread * buffers.bytes);
             moved += bytes(i);
         }
         if (thread == 0) tell(moved);
     });
+    threads_.limit(threads);
 }
 
-void WeightReader::move(const Part& part, std::vector<uint8_t>& buffer) {
+uint64_t WeightReader::room() const {
+    return budget_.limit() - budget_.reserved();
+}
+
+WeightReader::Buffers WeightReader::buffers_for(const std::vector<WeightMove>& moves) const {
+    const auto lines = [](int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; };
+    int64_t least = 0, most = 0;
+    for (const WeightMove& m : moves) {
+        if (m.mapped) continue;
+        const WeightSpec& w = *m.weight;
+        const auto of = [&](int64_t rows) { return lines(std::min(rows, w.rows) * row_bytes(w)); };
+        least = std::max(least, of(m.step));
+        most = std::max(most, of(rows_in(kReadPiece, w, m.step)));
+    }
+    const int n = threads_.size();
+    const int64_t left = int64_t(std::min(room(), uint64_t(most) * uint64_t(n)));
+    if (left >= n * least) return {n, std::min(most, left / n / kLine * kLine)};
+    return {int(std::max<int64_t>(1, left / least)), least};
+}
+
+void WeightReader::move(const Part& part, int64_t buffer_bytes, uint8_t* buffer) {
     const WeightMove& m = *part.move;
     const WeightSpec& w = *m.weight;
-    const int64_t row = row_bytes(w), most = rows_in(kReadPiece, w, m.step);
+    const int64_t row = row_bytes(w),
+                  bytes = m.mapped ? kReadPiece : std::min(buffer_bytes, kReadPiece),
+                  most = rows_in(uint64_t(bytes), w, m.step);
     for (int64_t done = 0; done < part.n; done += most) {
         const int64_t first = part.first + done, n = std::min(most, part.n - done);
         if (m.mapped) {
             m.take(first, n, m.mapped + first * row);
             continue;
         }
-        if (buffer.size() < size_t(n * row)) buffer.resize(size_t(n * row));
         ask_ahead(part.begin + uint64_t(first * row));
-        file_of(file_, w).read(w.file_offset() + uint64_t(first * row), buffer.data(),
-                               size_t(n * row));
-        m.take(first, n, buffer.data());
+        file_of(file_, w).read(w.file_offset() + uint64_t(first * row), buffer, size_t(n * row));
+        m.take(first, n, buffer);
     }
 }
 

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/budget.h"
 #include "ggml/threads.h"
 #include "weights/model_file.h"
 #include "weights/weight_spec.h"
@@ -28,8 +29,10 @@ struct WeightMove {
 // signal. The system is asked early for what is read next, across weights.
 class WeightReader {
  public:
-    // order: the weights that will be read, in this order.
-    WeightReader(const ModelFile& file, ggml::Threads& threads,
+    // order: the weights that will be read, in this order. The buffers come from what the budget
+    // has left: where that is little they are small, and where it is nothing, since the weights
+    // take it to the byte, one thread reads, no more than has to be moved at once.
+    WeightReader(const ModelFile& file, ggml::Threads& threads, Budget& budget,
                  const std::vector<const WeightSpec*>& order);
 
     // Calls all of `moves` for all rows. tell: called now and then, in the caller's thread, with
@@ -51,15 +54,21 @@ class WeightReader {
         uint64_t begin;  // of the weight, in all bytes of `order`
     };
     std::vector<Part> parts_of(const std::vector<WeightMove>& moves, uint64_t run);
-    void move(const Part& part, std::vector<uint8_t>& buffer);
+    uint64_t room() const;  // bytes that the budget has left
+    struct Buffers {
+        int n;  // threads that have one
+        int64_t bytes;
+    };
+    Buffers buffers_for(const std::vector<WeightMove>& moves) const;
+    void move(const Part& part, int64_t buffer_bytes, uint8_t* buffer);
     uint64_t begin_of(const WeightSpec& w);
     void ask_ahead(uint64_t reached);
 
     const ModelFile& file_;
     ggml::Threads& threads_;
+    Budget& budget_;
     std::vector<Range> ranges_;
-    size_t current_ = 0;                         // of the ranges
-    std::vector<std::vector<uint8_t>> buffers_;  // of each thread
+    size_t current_ = 0;  // of the ranges
     std::mutex asking_;
     size_t next_range_ = 0;           // which is asked for next
     std::atomic<uint64_t> asked_{0};  // bytes of `order`
