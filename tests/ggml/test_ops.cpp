@@ -485,10 +485,30 @@ void test_choice() {
     CHECK(isa_name(select_kernels()) == best);
 }
 
+// A timer has its place before the operator runs: its end takes no memory, and so cannot fail.
+void test_profile() {
+    Profile profile;
+    { const OpTimer off(profile, "matmul"); }
+    CHECK(profile.entries.empty());
+    profile.on = true;
+    for (const char* part : {"attention", "ffn", "attention"}) {
+        profile.part = part;
+        OpTimer timer(profile, "matmul");
+        const size_t n = profile.entries.size();
+        CHECK(n == (profile.part == std::string("ffn") ? 2 : profile.entries[0].calls ? 2 : 1));
+        timer.read(10);
+    }
+    CHECK(profile.entries.size() == 2);
+    CHECK(profile.entries[0].calls == 2 && profile.entries[0].bytes == 20);
+    CHECK(profile.entries[1].calls == 1 && profile.entries[1].bytes == 10);
+    CHECK(profile.entries[0].part == std::string("attention"));
+}
+
 }  // namespace
 
 int main() {
     test_choice();
+    test_profile();
     for_each_isa([](const char* isa) {
         CHECK(chosen(isa) == isa);
         test_all();

@@ -21,29 +21,32 @@ struct Profile {
     const char* part = "";  // the part that the next operators belong to; set by the forward pass
     std::vector<Entry> entries;
 
-    void add(const char* op, double seconds, uint64_t bytes) {
-        for (Entry& e : entries) {
-            if (!std::strcmp(e.part, part) && !std::strcmp(e.op, op)) {
-                e.calls++;
-                e.seconds += seconds;
-                e.bytes += bytes;
-                return;
-            }
-        }
-        entries.push_back({part, op, 1, seconds, bytes});
+    // The index of an operator's entry in the current part, a new one if there is none.
+    size_t entry_of(const char* op) {
+        size_t i = 0;
+        while (i < entries.size() &&
+               (std::strcmp(entries[i].part, part) || std::strcmp(entries[i].op, op)))
+            i++;
+        if (i == entries.size()) entries.push_back({part, op, 0, 0, 0});
+        return i;
     }
 };
 
-// Times one operator call from here to the end of the scope.
+// Times one operator call from here to the end of the scope, which takes no memory.
 class OpTimer {
  public:
-    OpTimer(Profile& profile, const char* op) : profile_(profile), op_(op) {
-        if (profile_.on) start_ = std::chrono::steady_clock::now();
+    OpTimer(Profile& profile, const char* op) : profile_(profile), on_(profile.on) {
+        if (!on_) return;
+        entry_ = profile_.entry_of(op);
+        start_ = std::chrono::steady_clock::now();
     }
     ~OpTimer() {
-        if (!profile_.on) return;
+        if (!on_) return;
         const std::chrono::duration<double> d = std::chrono::steady_clock::now() - start_;
-        profile_.add(op_, d.count(), bytes_);
+        Profile::Entry& e = profile_.entries[entry_];
+        e.calls++;
+        e.seconds += d.count();
+        e.bytes += bytes_;
     }
     // Adds bytes of weights or cache that the call reads.
     void read(uint64_t bytes) { bytes_ += bytes; }
@@ -52,7 +55,8 @@ class OpTimer {
 
  private:
     Profile& profile_;
-    const char* op_;
+    const bool on_;
+    size_t entry_ = 0;
     uint64_t bytes_ = 0;
     std::chrono::steady_clock::time_point start_;
 };
