@@ -34,17 +34,28 @@ KvPages::KvPages(ggml::Carver& carver, const std::vector<Layer>& layers, const p
     carver.take(memory_, {n_pages_, page_bytes_});
     carver.take(labels_, {n_pages_});
     carver.take(owners_, {n_pages_});
+    carver.take(hidden_, {n_pages_});
     carver.take(free_, {n_pages_});
 }
 
 int32_t KvPages::take() {
     const int32_t page = n_free_ ? free_[--n_free_] : int32_t(n_touched_++);
     owners_[page] = 1;
+    hidden_[page] = 0;
     return page;
 }
 
-void KvPages::give_back(int32_t page) {
-    if (--owners_[page] == 0) free_[n_free_++] = page;
+void KvPages::own(int32_t page, bool hidden, int32_t change) {
+    const auto only_hidden = [&] { return owners_[page] && owners_[page] == hidden_[page]; };
+    n_only_hidden_ -= only_hidden();
+    owners_[page] += change;
+    hidden_[page] += hidden ? change : 0;
+    n_only_hidden_ += only_hidden();
+}
+
+void KvPages::give_back(int32_t page, bool hidden) {
+    own(page, hidden, -1);
+    if (owners_[page] == 0) free_[n_free_++] = page;
 }
 
 // Calls f(run, its bytes, the width of its rows, has it keys?) for all runs of a page in RAM, in

@@ -64,10 +64,14 @@ class KvPages {
     int32_t take();
     int64_t n_pages() const { return n_pages_; }
     int64_t n_free() const { return n_pages_ - n_touched_ + n_free_; }
-    void share(int32_t page) { owners_[page]++; }
-    void give_back(int32_t page);
+    // hidden: the owner is a checkpoint.
+    void share(int32_t page, bool hidden) { own(page, hidden, 1); }
+    void give_back(int32_t page, bool hidden);
     int32_t owners(int32_t page) const { return owners_[page]; }
+    int32_t hidden_owners(int32_t page) const { return hidden_[page]; }
     bool is_shared(int32_t page) const { return owners(page) > 1; }
+    // Pages that checkpoints alone have.
+    int64_t n_hidden() const { return n_only_hidden_; }
     // Copies the first n positions of a page and their labels. What follows them may change.
     void copy(int32_t from, int32_t to, int64_t n) const;
 
@@ -84,6 +88,7 @@ class KvPages {
     int64_t position_bytes() const { return all_bytes_ / kKvPage; }
 
  private:
+    void own(int32_t page, bool hidden, int32_t change);
     template <typename F>
     void each_run(int32_t page, const F& f) const;
 
@@ -96,9 +101,11 @@ class KvPages {
     DeviceKv* device_ = nullptr;              // null: every layer is in RAM
     Label* labels_ = nullptr;                 // [pages]
     int32_t* owners_ = nullptr;               // [pages]
+    int32_t* hidden_ = nullptr;               // [pages]: owners that are checkpoints
     int32_t* free_ = nullptr;                 // [pages]: pages given back
     int64_t n_pages_ = 0;
     int64_t n_free_ = 0, n_touched_ = 0;  // pages >= n_touched_ were never used
+    int64_t n_only_hidden_ = 0;
 };
 
 }  // namespace powerinfer

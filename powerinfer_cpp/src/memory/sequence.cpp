@@ -14,28 +14,6 @@ Sequences::Sequences(ggml::Carver& carver, const std::vector<Layer>& layers,
     if (held_) std::fill_n(held_, all(), Held());
 }
 
-int64_t Sequences::hidden_owners(int32_t page, int64_t i) const {
-    int64_t n = 0;
-    for (int32_t c = n_seq_; c < all(); c++) n += i * kKvPage < length(c) && pages(c)[i] == page;
-    return n;
-}
-
-int64_t Sequences::free_pages() const {
-    int64_t n = kv_.n_free() - n_hidden_;
-    for (int32_t c = n_seq_; c < all(); c++) {
-        for (int64_t i = 0; i < pages_of(length(c)); i++) {
-            const int32_t page = pages(c)[i];
-            if (kv_.owners(page) != hidden_owners(page, i)) continue;
-            bool counted = false;  // with a checkpoint before
-            for (int32_t b = n_seq_; b < c; b++) {
-                counted = counted || (i * kKvPage < length(b) && pages(b)[i] == page);
-            }
-            n += !counted;
-        }
-    }
-    return n;
-}
-
 int64_t Sequences::pages_for(const int64_t* added) const {
     const auto continues_in = [&](int32_t seq, int32_t page) {  // a page that it has begun
         return added[seq] && length(seq) % kKvPage && pages(seq)[length(seq) / kKvPage] == page;
@@ -47,7 +25,7 @@ int64_t Sequences::pages_for(const int64_t* added) const {
         if (length(i) % kKvPage == 0) continue;
         const int64_t last = length(i) / kKvPage;
         const int32_t page = pages(i)[last];
-        const int64_t owners = kv_.owners(page) - hidden_owners(page, last);
+        const int64_t owners = kv_.owners(page) - kv_.hidden_owners(page);
         if (owners < 2) continue;
         // The last owner keeps the page, the others copy it.
         int32_t copies = 1;
@@ -59,7 +37,7 @@ int64_t Sequences::pages_for(const int64_t* added) const {
 
 int64_t Sequences::own_pages(int32_t seq) const {
     int64_t n = 0;
-    for (int64_t i = 0; i < pages_of(length(seq)); i++) n += !is_shared(pages(seq)[i], i);
+    for (int64_t i = 0; i < pages_of(length(seq)); i++) n += !is_shared(pages(seq)[i]);
     return n;
 }
 
@@ -87,7 +65,7 @@ ggml::KvSlot Sequences::append(int32_t seq, int32_t token, bool generated) {
     } else if (kv_.is_shared(page)) {
         const int32_t own = kv_.take();
         kv_.copy(page, own, at);
-        kv_.give_back(page);
+        kv_.give_back(page, is_hidden(seq));
         page = own;
     }
     KvPages::Label& label = kv_.label(page);
@@ -157,7 +135,9 @@ void Sequences::rollback() {
 }
 
 void Sequences::truncate(int32_t seq, int64_t n) {
-    for (int64_t i = pages_of(n); i < pages_of(length(seq)); i++) kv_.give_back(pages(seq)[i]);
+    for (int64_t i = pages_of(n); i < pages_of(length(seq)); i++) {
+        kv_.give_back(pages(seq)[i], is_hidden(seq));
+    }
     held_[seq].length = n;
     if (n > 0) return;
     replace(held_[seq].state, -1);
@@ -205,7 +185,7 @@ int64_t Sequences::continuable(int32_t seq, int64_t n) const {
 void Sequences::share_pages(int32_t from, int32_t to, int64_t n) {
     for (int64_t i = 0; i < pages_of(n); i++) {
         pages_[to * pages_of(n_ctx_) + i] = pages(from)[i];
-        kv_.share(pages(from)[i]);
+        kv_.share(pages(from)[i], is_hidden(to));
     }
     held_[to].length = n;
 }

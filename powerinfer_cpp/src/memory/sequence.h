@@ -36,7 +36,7 @@ class Sequences {
     const int32_t* pages(int32_t seq) const { return pages_ + seq * pages_of(n_ctx_); }
 
     // Pages that no sequence has: those of checkpoints alone are given up when they are needed.
-    int64_t free_pages() const;
+    int64_t free_pages() const { return kv_.n_free() - n_hidden_ + kv_.n_hidden(); }
     // Pages that it takes to append added[i] positions to each sequence i: new ones, and copies of
     // pages that sequences share.
     int64_t pages_for(const int64_t* added) const;
@@ -98,12 +98,9 @@ class Sequences {
         return kv_.label(pages(seq)[position / kKvPage]);
     }
     int32_t all() const { return n_seq_ + n_hidden_; }
-    // Of page i, which other sequences have at the same place: the number of checkpoints.
-    int64_t hidden_owners(int32_t page, int64_t i) const;
+    bool is_hidden(int32_t seq) const { return seq >= n_seq_; }
     // Does a sequence that is no checkpoint share it?
-    bool is_shared(int32_t page, int64_t i) const {
-        return kv_.owners(page) - hidden_owners(page, i) > 1;
-    }
+    bool is_shared(int32_t page) const { return kv_.owners(page) - kv_.hidden_owners(page) > 1; }
     // Are the first n positions of two sequences the same? Both have as many.
     bool agree(int32_t a, int32_t b, int64_t n) const;
     bool is_prefix(int32_t checkpoint, int32_t seq) const {
