@@ -396,8 +396,10 @@ def test_only_the_tokens_that_count_are_made(files: Path, monkeypatch: pytest.Mo
     text = ("".join(f"{i} {checkpoints.TEXT}" for i in range(400))).encode()
     whole = profile_text.windows(model, text, None, N_CTX)
     sizes: list[int] = []
-    tokenize = model.tokenize
-    monkeypatch.setattr(model, "tokenize", lambda part: sizes.append(len(part)) or tokenize(part))
+    tokenize = model.token_array
+    monkeypatch.setattr(
+        model, "token_array", lambda part: sizes.append(len(part)) or tokenize(part)
+    )
     for n_tokens in (1, 100, 1000):
         for of in (text, text.replace(b" ", b"_").replace(b"\n", b"_")):
             found = profile_text.windows(model, of, None, N_CTX, n_tokens)
