@@ -127,6 +127,21 @@ def test_tokens_by_number(llm: Llama) -> None:
     assert [ids[1], llm.detokenize([ids[0], ids[2]])] == [control, b"ab"]
 
 
+@pytest.mark.parametrize("token", ["<[{}]>", "!<[{}]>", '("b" | <[{}]>)?'])
+def test_tokens_that_there_are_not(llm: Llama, token: str) -> None:
+    """They are refused before a text begins, whatever else the grammar names."""
+    begins = f'root ::= "a" rest\nrest ::= <[{llm.token_bos()}]> {token}'
+    fine = LlamaGrammar.from_string(begins.format(llm.n_vocab() - 1))
+    fine.check(llm._prompts.vocabulary)
+    wrong = LlamaGrammar.from_string(begins.format(llm.n_vocab()))
+    words = rf"the token <\[{llm.n_vocab()}\]>: the model's are 0 to {llm.n_vocab() - 1}"
+    for use in (wrong.check, wrong.processor):
+        with pytest.raises(ValueError, match=words):
+            use(llm._prompts.vocabulary)
+    with pytest.raises(ValueError, match=words):
+        llm("x", grammar=wrong, max_tokens=1)
+
+
 def leaning(llm: Llama, text: str):
     """A logits processor that writes this text over and over."""
     bias = np.zeros(llm.n_vocab(), dtype=np.float32)

@@ -26,12 +26,13 @@ NICENESS = 10  # then it has a tenth of the engine's weight
 _workers = Workers("grammars", ("llguidance",), SECONDS, WALL_SECONDS, NICENESS)
 
 
-def _compiled(kind: str, text: str) -> str:
-    """The grammar in llguidance's notation, after it was tried. Raises ValueError."""
+def _compiled(kind: str, text: str) -> tuple[str, int]:
+    """The arguments of LlamaGrammar, after the grammar was tried. Raises ValueError."""
     if len(text) > MAX_TEXT:
         raise ValueError(f"the grammar has more than {MAX_TEXT} characters")
     try:
-        return _workers.ask(kind=kind, text=text)
+        compiled, last_token = _workers.ask(kind=kind, text=text)
+        return compiled, last_token
     except Refused as error:
         words = f"the grammar {error}: refused" if error.by_limit else str(error)
         raise ValueError(words) from None
@@ -47,15 +48,16 @@ class LlamaGrammar:
     ValueError for a text that is no grammar or takes too much time or memory.
     """
 
-    def __init__(self, compiled: str):
+    def __init__(self, compiled: str, last_token: int = -1):
         self._compiled = compiled  # llguidance's notation
+        self._last_token = last_token  # the highest number of those that it names
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> "LlamaGrammar":
         """From GBNF with a rule `root`. verbose: there for llama-cpp-python's sake."""
         if not isinstance(grammar, str) or not grammar.strip():
             raise ValueError("a grammar must be a text in GBNF")
-        return cls(_compiled("gbnf", grammar))
+        return cls(*_compiled("gbnf", grammar))
 
     @classmethod
     def from_file(cls, file: str | Path, verbose: bool = True) -> "LlamaGrammar":
@@ -73,7 +75,7 @@ class LlamaGrammar:
             text = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the JSON schema is no JSON: {_one_line(error)}") from None
-        return cls(_compiled("json_schema", text))
+        return cls(*_compiled("json_schema", text))
 
     @classmethod
     def from_tool_calls(
@@ -85,22 +87,32 @@ class LlamaGrammar:
         texts; the grammar has these tokens in place of the texts. Raises ValueError as
         from_json_schema does.
         """
-        return cls(_compiled("tool_calls", json.dumps({**calls, "control": dict(control or {})})))
+        return cls(*_compiled("tool_calls", json.dumps({**calls, "control": dict(control or {})})))
 
     @classmethod
     def json_object(cls) -> "LlamaGrammar":
         """Any JSON object."""
-        return cls(_compiled("json_object", ""))
+        return cls(*_compiled("json_object", ""))
 
     def processor(self, vocabulary: Vocabulary) -> "GrammarProcessor":
-        """The mask for one generation."""
+        """The mask for one generation. Raises ValueError for tokens that the vocabulary lacks."""
+        self._fits(vocabulary)
         return GrammarProcessor(self._compiled, vocabulary)
 
     def check(self, vocabulary: Vocabulary) -> None:
-        """Computes the first mask. Raises ValueError if it takes too much time or memory."""
+        """Computes the first mask. Raises ValueError if it takes too much time or memory, and for
+        tokens that the vocabulary lacks."""
+        self._fits(vocabulary)
         matcher = vocabulary.matcher(self._compiled)
         matcher.ask([])
         matcher.answer()
+
+    def _fits(self, vocabulary: Vocabulary) -> None:
+        last = vocabulary.n_vocab - 1
+        if self._last_token > last:
+            raise ValueError(
+                f"the grammar names the token <[{self._last_token}]>: the model's are 0 to {last}"
+            )
 
 
 class GrammarProcessor:

@@ -297,6 +297,16 @@ def parse(text: str) -> Rules:
     return rules
 
 
+def last_token(rules: Rules) -> int:
+    """The highest number of the tokens that the rules name; -1 without tokens."""
+    found, todo = -1, list(rules.values())
+    while todo:
+        node = todo.pop()
+        found = max(found, node.number) if isinstance(node, Token) else found
+        todo += inner(node)
+    return found
+
+
 def inner(node: Node) -> "tuple[Node, ...]":
     """The nodes directly inside a node."""
     if isinstance(node, Seq | Alt):

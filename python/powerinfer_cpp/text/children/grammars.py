@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from gbnf import GbnfError, parse, simplified
+from gbnf import GbnfError, last_token, parse, simplified
 from json_rules import JsonRules, Wanted, quoted, string_rule
 from lexemes import as_lark
 from llguidance import LLMatcher, LLTokenizer
@@ -28,12 +28,16 @@ BYTES = LLTokenizer("byte")
 HEAD = '%llguidance {"no_forcing": true}\n'
 
 
-def _gbnf(text: str) -> str:
+# A grammar, and the highest number of the tokens that it names; -1 without tokens.
+_Made = tuple[str, int]
+
+
+def _gbnf(text: str) -> _Made:
     try:
         rules = simplified(parse(text))
     except GbnfError as error:
         raise Refused(str(error)) from None
-    return LLMatcher.grammar_from_lark(HEAD + as_lark(rules))
+    return LLMatcher.grammar_from_lark(HEAD + as_lark(rules)), last_token(rules)
 
 
 class _Strings:
@@ -59,17 +63,17 @@ class _Strings:
         return LLMatcher.grammar_from_lark(f"start: {string_rule(wanted)}\n")
 
 
-def _json_schema(text: str) -> str:
+def _json_schema(text: str) -> _Made:
     rules = JsonRules(_Strings())
     name = rules.add(parsed(text))
-    return LLMatcher.grammar_from_lark(f"{HEAD}start: {name}\n{rules.text()}")
+    return LLMatcher.grammar_from_lark(f"{HEAD}start: {name}\n{rules.text()}"), -1
 
 
-def _json_object(_text: str) -> str:
+def _json_object(_text: str) -> _Made:
     return _json_schema('{"type": "object"}')
 
 
-def _tool_calls(text: str) -> str:
+def _tool_calls(text: str) -> _Made:
     """Calls of tools, as LlamaGrammar.from_tool_calls describes them."""
     asked = json.loads(text)
     tokens = asked["control"]
@@ -95,7 +99,8 @@ def _tool_calls(text: str) -> str:
     # A text before a control token takes all that the token does not end.
     raw = [f"{name}{'' if body == _ANY else '[lazy]'}: {body}" for body, name in texts.items()]
     lines = [start, f"call: {' | '.join(calls)}", *raw, rules.text()]
-    return LLMatcher.grammar_from_lark(HEAD + "\n".join(lines))
+    compiled = LLMatcher.grammar_from_lark(HEAD + "\n".join(lines))
+    return compiled, max(tokens.values(), default=-1)
 
 
 _ANY = "/(?s:.*)/"
@@ -164,15 +169,16 @@ _KINDS = {
 }
 
 
-def answer(kind: str, text: str) -> str:
-    """The grammar in llguidance's notation; kind: a key of _KINDS."""
+def answer(kind: str, text: str) -> _Made:
+    """The grammar in llguidance's notation, and the highest number of the tokens that it names; -1
+    without tokens. kind: a key of _KINDS."""
     sys.setrecursionlimit(RECURSION)
-    compiled = _in_thread(OWN_STACK, lambda: _KINDS[kind](text))
-    if "<[" not in compiled:  # tokens, which the tokenizer of the trial does not have
+    compiled, token = _in_thread(OWN_STACK, lambda: _KINDS[kind](text))
+    if token < 0:  # the tokenizer of the trial has none
         wrong = _in_thread(STACK, lambda: _try(compiled))
         if wrong is not None:
             raise Refused(f"the grammar cannot be used: {_reason(wrong)}")
-    return compiled
+    return compiled, token
 
 
 def _in_thread(stack: int, work: Callable[[], Any]) -> Any:
