@@ -21,7 +21,7 @@ from schema_text import parsed
 from serve import Refused
 
 STACK = 1 << 20  # bytes; schemas that are 100 objects deep pass. Threads have 8 MiB on Linux
-OWN_STACK = 64 << 20  # of the translation, in Python
+OWN_STACK = 48 << 20  # of the translation, in Python; with an arena less than serve.GROWTH
 RECURSION = 20_000
 STEPS = 16  # bytes to try: what explodes at the second or third byte is refused at once
 BYTES = LLTokenizer("byte")
