@@ -33,7 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
 # The only skip reasons that --all accepts: missing hardware, missing permissions, and programs
 # that pip cannot install.
-HARDWARE = ("GPU", "ISA", "no right to", "no Linux tools", "no Chromium", "no tool to")
+HARDWARE = ("GPU", "ISA", "no right to", "no Linux tools", "no Chromium", "no Node.js")
+HARDWARE += ("no tool to",)
 # Packages that --nightly installs and --all does not: some take minutes to compile, others bring
 # dozens more.
 NIGHTLY = ("llama_cpp", "lm_eval", "ray", "schemathesis", "ziglang")

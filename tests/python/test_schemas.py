@@ -218,7 +218,7 @@ def test_what_asks_for_nothing(schema: Any, fine: str) -> None:
         ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "oneOf"),
         ({"type": "number", "multipleOf": 0.3}, "multipleOf"),
         ({"$dynamicRef": "#x"}, "dynamicRef"),
-        ({"type": "string", "pattern": "(?=a)"}, "cannot be used"),
+        ({"type": "string", "pattern": r"(a)\1"}, "refers back"),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "no JSON fits"),
     ],
 )
@@ -269,6 +269,36 @@ TREE = {
             '{"k":"c"}',
         ),
         ({"properties": {"a": {}}, "additionalProperties": True}, '{"a":1,"b":2}', '{"b":1,"a":2}'),
+        (
+            {"properties": {"x-a": {}}, "patternProperties": {"^x-": {"type": "null"}}},
+            '{"x-a":null,"x-b":null}',
+            '{"x-b":null,"x-a":null}',
+        ),
+        (
+            {"patternProperties": {"^x-": {"type": "null"}}, "additionalProperties": {"const": 1}},
+            '{"x-a":null,"b":1}',
+            '{"x-a":1}',
+        ),
+        (
+            {
+                "properties": {"a": {}, "no": {}},
+                "propertyNames": {"pattern": "^[a-c]"},
+                "additionalProperties": {"const": 1},
+            },
+            '{"a":2,"b":1}',
+            '{"b":1,"a":2}',
+        ),
+        (
+            {
+                "properties": {"a": {}},
+                "propertyNames": {"enum": ["a", "b"]},
+                "additionalProperties": {"const": 1},
+            },
+            '{"a":2,"b":1}',
+            '{"a":2,"c":1}',
+        ),
+        ({"type": "string", "pattern": "^a*$", "minLength": 2}, '"aa"', '"a"'),
+        ({"type": "string", "pattern": "a", "allOf": [{"pattern": "b"}]}, '"xbxa"', '"xbx"'),
     ],
 )
 def test_merged_schemas(schema: dict, fine: str, wrong: str) -> None:

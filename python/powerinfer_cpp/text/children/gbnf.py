@@ -9,10 +9,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-MAX_REPEATS = 2000  # as in llama.cpp
-LAST = 0x10FFFF
+from characters import ALL, LAST, Ranges, merged
 
-Ranges = tuple[tuple[int, int], ...]
+MAX_REPEATS = 2000  # as in llama.cpp
 
 
 class GbnfError(ValueError):
@@ -69,24 +68,7 @@ _DIGITS = {"x": 2, "u": 4, "U": 8}
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", **{c: c for c in '\\"[]-^/'}}
 
 
-def merged(ranges: list[tuple[int, int]], negated: bool = False) -> Ranges:
-    """The set in its one form; without surrogates, which are no characters."""
-    found: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], high))
-        else:
-            found.append((low, high))
-    if negated:
-        edges = [-1, *(edge for pair in found for edge in pair), LAST + 1]
-        found = [(a + 1, b - 1) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    pieces = []
-    for low, high in found:
-        pieces += [(low, min(high, 0xD7FF)), (max(low, 0xE000), high)]
-    return tuple((low, high) for low, high in pieces if low <= high)
-
-
-ANY = Char(merged([], negated=True))
+ANY = Char(ALL)
 
 
 class _Parser:

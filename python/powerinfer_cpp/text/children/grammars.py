@@ -13,18 +13,18 @@ from collections.abc import Callable
 from typing import Any
 
 from gbnf import GbnfError, last_token, parse, simplified
-from json_rules import JsonRules, Wanted, quoted, string_rule
+from json_rules import JsonRules, quoted
 from lexemes import as_lark
-from llguidance import LLMatcher, LLTokenizer
-from matchers import limits
+from llguidance import LLMatcher
+from matchers import limits, single_bytes
 from schema_text import parsed
 from serve import Refused
+from trials import one_line, reason
 
 STACK = 1 << 20  # bytes; schemas that are 100 objects deep pass. Threads have 8 MiB on Linux
 OWN_STACK = 48 << 20  # of the translation, in Python; with an arena less than serve.GROWTH
 RECURSION = 20_000
 STEPS = 16  # bytes to try: what explodes at the second or third byte is refused at once
-BYTES = LLTokenizer("byte")
 HEAD = '%llguidance {"no_forcing": true}\n'
 
 
@@ -40,31 +40,8 @@ def _gbnf(text: str) -> _Made:
     return LLMatcher.grammar_from_lark(HEAD + as_lark(rules)), last_token(rules)
 
 
-class _Strings:
-    """What llguidance makes of schemas of strings (json_rules.Strings)."""
-
-    def admits(self, wanted: Wanted, text: str) -> bool:
-        matcher = LLMatcher(BYTES, self._grammar(wanted), log_level=0)
-        ids = list(json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-    def possible(self, wanted: Wanted) -> bool:
-        error = LLMatcher.validate_grammar(self._grammar(wanted))
-        if error and "Unsatisfiable" not in error:
-            raise Refused(f"the JSON schema cannot be used: {_reason(error)}")
-        return not error
-
-    def disjoint(self, patterns: list[str]) -> bool:
-        schema = {"type": "object", "patternProperties": dict.fromkeys(patterns, True)}
-        return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
-
-    @staticmethod
-    def _grammar(wanted: Wanted) -> str:
-        return LLMatcher.grammar_from_lark(f"start: {string_rule(wanted)}\n")
-
-
 def _json_schema(text: str) -> _Made:
-    rules = JsonRules(_Strings())
+    rules = JsonRules()
     name = rules.add(parsed(text))
     return LLMatcher.grammar_from_lark(f"{HEAD}start: {name}\n{rules.text()}"), -1
 
@@ -82,7 +59,7 @@ def _tool_calls(text: str) -> _Made:
         parts = re.split(f"({'|'.join(map(re.escape, tokens))})", words) if tokens else [words]
         return " ".join(f"<[{tokens[p]}]>" if p in tokens else quoted(p) for p in parts)
 
-    rules = JsonRules(_Strings())
+    rules = JsonRules()
     texts: dict[str, str] = {}  # names of rules for raw texts, by their bodies
     calls = []
     for call in asked["calls"]:
@@ -151,7 +128,7 @@ def _parameters(
 
 def _try(compiled: str) -> str | None:
     """An error message for a grammar; None if it is usable."""
-    matcher = LLMatcher(BYTES, compiled, log_level=0, limits=limits())
+    matcher = LLMatcher(single_bytes(), compiled, log_level=0, limits=limits())
     draw = random.Random(0)
     for _ in range(STEPS):
         bits = matcher.compute_bitmask()
@@ -177,7 +154,7 @@ def answer(kind: str, text: str) -> _Made:
     if token < 0:  # the tokenizer of the trial has none
         wrong = _in_thread(STACK, lambda: _try(compiled))
         if wrong is not None:
-            raise Refused(f"the grammar cannot be used: {_reason(wrong)}")
+            raise Refused(f"the grammar cannot be used: {reason(wrong)}")
     return compiled, token
 
 
@@ -202,14 +179,4 @@ def _in_thread(stack: int, work: Callable[[], Any]) -> Any:
         return value
     if isinstance(value, Refused | MemoryError | RecursionError):
         raise value
-    raise Refused(f"the grammar cannot be used: {_one_line(value)}")
-
-
-def _reason(error: str) -> str:
-    """llguidance's reason, without the text of the grammar, which it adds."""
-    first = error.strip().split("\n")[0]
-    return _one_line(re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", first))
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:300]
+    raise Refused(f"the grammar cannot be used: {one_line(value)}")

@@ -1,15 +1,16 @@
 """JSON that follows a schema, as rules in llguidance's notation.
 
 Every scalar of JSON is one terminal; none can go on where JSON's punctuation follows, so terminals
-lose no reading here (lexemes.py). Texts with a length, pattern or format are left to llguidance.
+lose no reading here (lexemes.py). Strings, those of keys and constants among them, may be written
+with every escape of JSON.
 """
 
 import json
 from decimal import Decimal
 from math import gcd, lcm
-from typing import Any, Protocol
+from typing import Any
 
-from pieces import Array, Const, Number, Object, Piece, Schemas, String, extra_key, matches
+from pieces import Array, Const, Number, Object, Piece, Schemas, String, extra_key
 from ranges import (
     NUMBER,
     Bounds,
@@ -23,35 +24,18 @@ from ranges import (
 )
 from schemas import Reader
 from serve import Refused
+from strings import Strings, Wanted
+from trials import disjoint, possible
 
 # White space in JSON, as in llama.cpp: with more, weak models write nothing else.
 WHITESPACE = r" |\n[ \t]{0,20}"
-_CODE = r"(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2})"
-_STRING = rf'"(?:[^"\\\x00-\x1f\x7f]|\\(?:["\\\x2fbfnrt]|u{_CODE}))*"'
-# Every text in one way only, so that the names of other keys can be taken away.
-_KEY = r'"(?:[^"\\\x00-\x1f]|\\["\\bfnrt]|\\u00(?:0[0-7be-f]|1[0-9a-f]))*"'
-
 MOST_STATES = 5000  # of an object with numbers of properties
 MOST_LISTED = 300  # numbers that are written out
 _EXACT = 2**53  # whole numbers that llguidance keeps
-Wanted = tuple[dict[str, Any], ...]
-
-
-class Strings(Protocol):
-    """What llguidance makes of schemas of strings; wanted: their keywords."""
-
-    def admits(self, wanted: Wanted, text: str) -> bool:
-        """Does a text fit?"""
-
-    def possible(self, wanted: Wanted) -> bool:
-        """Is there a text that fits? Raises Refused for keywords that cannot be used."""
-
-    def disjoint(self, patterns: list[str]) -> bool:
-        """Is there no text that matches two of the patterns?"""
 
 
 def quoted(text: str) -> str:
-    """A literal in llguidance's notation."""
+    """A literal in llguidance's notation. Raises Refused."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -64,17 +48,10 @@ def repeated(what: str, least: int, most: int | None) -> str:
     return f"({what}){{{least},{'' if most is None else most}}}" if most != 0 else ""
 
 
-def string_rule(wanted: tuple[dict[str, Any], ...]) -> str:
-    """A text of JSON that llguidance holds to these keywords."""
-    schema = {"type": "string", **(wanted[0] if len(wanted) == 1 else {"allOf": list(wanted)})}
-    return f"%json {json.dumps(schema)}"
-
-
 class JsonRules:
     """Rules for any number of schemas, which share their names."""
 
-    def __init__(self, strings: Strings):
-        self._strings = strings
+    def __init__(self) -> None:
         self._lines: list[str] = []
         self._names: dict[str, str] = {}  # of terminals and other shared rules, by definition
         self._places: dict[tuple[int, ...], str | None] = {}
@@ -82,13 +59,14 @@ class JsonRules:
         self._used: set[str] = set()  # those of them that were named
         self._kept: list[Any] = []  # schemas whose ids are keys
         self._space = self._terminal(f"/{WHITESPACE}/") + "?"
+        self._strings = Strings(self._terminal)
 
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
 
     def add(self, schema: Any) -> str:
         """The name of the rule for a schema, as schema_text.parsed returns it. Raises Refused."""
-        self._reader = Reader(schema, self._strings.admits)
+        self._reader = Reader(schema)
         self._kept.append(schema)
         try:
             name = self._place((schema,))
@@ -158,29 +136,26 @@ class JsonRules:
         w = self._space
         if isinstance(value, dict):
             pairs = [
-                f'{self._key(name)} {w} ":" {w} {self._value(one)}' for name, one in value.items()
+                f'{self._strings.literal(name)} {w} ":" {w} {self._value(one)}'
+                for name, one in value.items()
             ]
             return f'"{{" {w} {self._listed(pairs)} "}}"'
         if isinstance(value, list):
             return f'"[" {w} {self._listed([self._value(one) for one in value])} "]"'
         if isinstance(value, Decimal):
             return quoted(str(value))
-        return quoted(json.dumps(value, ensure_ascii=False))
+        if isinstance(value, str):
+            return self._strings.literal(value)
+        return quoted(json.dumps(value))
 
     def _listed(self, parts: list[str]) -> str:
         return f' "," {self._space} '.join(f"{part} {self._space}" for part in parts)
 
-    @staticmethod
-    def _key(name: str) -> str:
-        return quoted(json.dumps(name, ensure_ascii=False))
-
     def _string(self, piece: String) -> str | None:
-        if not piece.wanted:
-            return self._terminal(f"/{_STRING}/")
-        body = string_rule(piece.wanted)
-        if body not in self._names and not self._strings.possible(piece.wanted):
+        found = self._strings.of(piece.wanted)
+        if not found.sure and not possible(piece.wanted):
             return None
-        return self._shared(body)
+        return self._terminal(self._strings.inside(found))
 
     def _number(self, piece: Number) -> str | None:
         bounds = piece.bounds
@@ -279,7 +254,8 @@ class JsonRules:
         for name, schemas in keys.items():
             value = self._place(schemas) if self._named(piece, name) else None
             if value is not None:
-                pair = f'{self._key(name)} {self._space} ":" {self._space} {value} {self._space}'
+                w = self._space
+                pair = f'{self._strings.literal(name)} {w} ":" {w} {value} {w}'
                 known.append((pair, name in needed))
             elif name in needed:
                 return None
@@ -293,36 +269,28 @@ class JsonRules:
         self, piece: Object, keys: dict[str, Schemas], others: Schemas | None
     ) -> str | None:
         """A pair whose key is not named; None if there is none."""
-        ways = []
-        if len(piece.patterns) > 1 and not self._strings.disjoint(list(piece.patterns)):
+        patterns = list(piece.patterns)
+        if not disjoint(patterns):
             raise Refused("a key may match two of its patternProperties")
-        for pattern, schemas in piece.patterns.items():
-            # llguidance has no way to leave out the keys that are named.
-            if not any(matches(pattern, name) for name in keys):
-                wanted = String("string", ({"pattern": pattern},))
-                ways += [(key, schemas) for key in self._keys(piece, keys, wanted)]
-        if others is not None and not piece.patterns:
-            ways += [(key, others) for key in self._keys(piece, keys, String("string"))]
+        wanted: list[tuple[Wanted, Schemas]] = [
+            (({"patternProperties": [pattern]},), piece.patterns[pattern]) for pattern in patterns
+        ]
+        if others is not None:
+            wanted.append((({"unlike": patterns},) if patterns else (), others))
+        ways = [
+            (key, schemas) for asked, schemas in wanted for key in self._keys(piece, keys, asked)
+        ]
         pairs = []
         for key, schemas in ways:
             if (value := self._place(schemas)) is not None:
                 pairs.append(f'{key} {self._space} ":" {self._space} {value} {self._space}')
         return self._shared(" | ".join(pairs)) if pairs else None
 
-    def _keys(self, piece: Object, keys: dict[str, Schemas], wanted: String) -> list[str]:
+    def _keys(self, piece: Object, keys: dict[str, Schemas], wanted: Wanted) -> list[str]:
         """Keys that are not named."""
-        if not piece.names and not wanted.wanted:
-            if not keys:
-                return [self._terminal(f"/{_STRING}/")]
-            taken = " | ".join(self._key(name) for name in keys)
-            return [self._terminal(f"/{_KEY}/ & ~({taken})")]
-        if any(self._named(piece, name) for name in keys) and piece.names:
-            raise Refused("propertyNames cannot be enforced beside properties")
-        return [
-            way
-            for one in self._reader.both([wanted], self._reader.pieces(piece.names))
-            if (way := self._piece(one)) is not None
-        ]
+        wanted = (*wanted, {"without": list(keys)}) if keys else wanted
+        found = self._reader.both([String("string", wanted)], self._reader.pieces(piece.names))
+        return [way for one in found if (way := self._piece(one)) is not None]
 
     def _states(
         self, piece: Object, known: list[tuple[str, bool]], other: str | None

@@ -12,7 +12,8 @@ terminals; all else are rules over single characters, whose masks take longer.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from gbnf import LAST, Alt, Char, Node, Ref, Repeat, Rules, Seq, Token, in_a_circle, inner, names
+from characters import LAST, character_class
+from gbnf import Alt, Char, Node, Ref, Repeat, Rules, Seq, Token, in_a_circle, inner, names
 
 MAX_POSITIONS = 2500  # characters in a terminal, repetitions written out
 MAX_STATES = 1500  # of a terminal's automaton
@@ -86,7 +87,9 @@ def regex(node: Node, rules: Rules, depth: int = 0) -> str:
     if depth > MAX_DEPTH:
         raise _TooLarge
     if isinstance(node, Char):
-        return _set(node)
+        if not node.ranges:
+            raise _TooLarge
+        return character_class(node.ranges)
     if isinstance(node, Ref):
         return regex(rules[node.name], rules, depth + 1)
     if isinstance(node, Token):
@@ -107,18 +110,6 @@ def regex(node: Node, rules: Rules, depth: int = 0) -> str:
                 raise _TooLarge
         text = f"(?:{text})" if isinstance(node, Alt) or not text else text
     return text
-
-
-def _set(node: Char) -> str:
-    def one(code: int) -> str:
-        c = chr(code)
-        return c if c.isascii() and c.isalnum() else f"\\x{{{code:x}}}"
-
-    if not node.ranges:
-        raise _TooLarge
-    if len(node.ranges) == 1 and node.ranges[0][0] == node.ranges[0][1]:
-        return one(node.ranges[0][0])
-    return "[" + "".join(one(a) + (f"-{one(b)}" if b > a else "") for a, b in node.ranges) + "]"
 
 
 class _Automaton:

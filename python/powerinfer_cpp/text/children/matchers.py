@@ -12,6 +12,7 @@ mask, or 2 and an error in words.
 """
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -32,6 +33,14 @@ def limits() -> Any:
         max_lexer_states=60_000,
         verbose_errors=False,
     )
+
+
+@functools.cache
+def single_bytes() -> Any:
+    """A vocabulary of all bytes, for trials."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
 
 
 def tokenizer(tokens: list[bytes], eos: int) -> Any:

@@ -1,13 +1,12 @@
 """Alternatives of a place in JSON, of one type each: what they are, and two of them at once."""
 
-import re
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
 from ranges import Bounds
-from schema_text import asks_nothing, short
-from serve import Refused
+from schema_text import asks_nothing
+from trials import matches
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 
@@ -112,14 +111,6 @@ def matching(piece: Object, name: str) -> Schemas:
         if matches(pattern, name):
             found = joined(found, schemas)
     return found
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Does a key match a pattern of patternProperties?"""
-    try:
-        return re.search(pattern, name, re.ASCII) is not None
-    except (re.error, OverflowError):
-        raise Refused(f"patternProperties has {short(pattern)}, which cannot be read") from None
 
 
 def with_patterns(piece: Object) -> Object:

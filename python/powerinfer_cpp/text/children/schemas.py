@@ -10,12 +10,12 @@ keys and items are kept as lists of schemas that must all hold, and merged when 
 that schemas may refer to themselves.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
+from formats import FORMATS
 from pieces import (
     TYPES,
     Array,
@@ -50,20 +50,18 @@ from schema_text import (
     unsupported,
 )
 from serve import Refused
+from trials import admits
 
 MOST_PIECES = 400  # alternatives of one place
 
-_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
-_FORMATS |= {"uri"}
-# Their texts would have digits without end. Longer ones mean nothing.
-_FORMAT_LENGTHS = {"date-time": 35, "time": 24, "duration": 40}
+_FREE = ("", "^", "$", ".*", "^.*", ".*$")  # patterns that every text has
 
 
 class Reader:
-    """Reads one schema text. admits: whether llguidance admits a string for schemas of strings."""
+    """Reads one schema text."""
 
-    def __init__(self, root: Any, admits: Callable[[tuple[dict[str, Any], ...], str], bool]):
-        self.root, self._admits = root, admits
+    def __init__(self, root: Any):
+        self.root = root
         self._opening: list[int] = []  # schemas of $ref that are being read
 
     # ---- Reading ----
@@ -244,14 +242,10 @@ class Reader:
         for key in ("pattern", "format"):
             if key in schema and not isinstance(schema[key], str):
                 raise Refused(f"{key} must be a text, is {short(schema[key])}")
-        if schema.get("pattern", "") not in ("", ".*", "^.*", "^.*$", ".*$"):
+        if schema.get("pattern", "") not in _FREE:
             wanted["pattern"] = schema["pattern"]
-        elif schema.get("pattern"):
-            wanted["pattern"] = "^.*$"
-        if schema.get("format") in _FORMATS:
-            name = wanted["format"] = schema["format"]
-            if name in _FORMAT_LENGTHS:
-                wanted.setdefault("maxLength", _FORMAT_LENGTHS[name])
+        if schema.get("format") in FORMATS:
+            wanted["format"] = schema["format"]
         if wanted.get("minLength") == 0:
             del wanted["minLength"]
         return [String("string", (wanted,) if wanted else ())]
@@ -403,7 +397,7 @@ class Reader:
             assert number is not None
             return piece.bounds.admits(number) and (not piece.whole or number == int(number))
         if isinstance(piece, String):
-            return not piece.wanted or self._admits(piece.wanted, value)
+            return not piece.wanted or admits(piece.wanted, value)
         if isinstance(piece, Array):
             if len(value) < piece.least or piece.most is not None and len(value) > piece.most:
                 return False
