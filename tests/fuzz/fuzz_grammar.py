@@ -127,9 +127,25 @@ SCHEMA = {
     "properties": ["", '"a": <schema>', '"a": <schema>, "b": <schema>', '"": <schema>'],
     "names": ["", '"a"', '"a", "b"', '"c"', "1"],
     "number": '0 1 2 3 -1 10 0.5 1.5 1e9 -1e300 1e999 9007199254740993 1e-9 "1"',
-    "pattern": """
-        ^a$ ^[a-z]+$ .* a|b (ab){2,5} ^$ [ \\\\d+ (?=a)b ^(a|b)*a(a|b){9}$ \\\\ \u00e9 [^a]
-    """,
+    "pattern": [
+        "^a$",
+        "^<way>$",
+        "<way>",
+        "<way>|<way>",
+        "^(a|b)*a(a|b){9}$",
+        "[",
+        "\\\\",
+        "\u00e9",
+    ],
+    "way": ["<atom>", "<atom><repeat>", "<atom><way>", "<atom><repeat><way>", "<edge><way>"],
+    "atom": ["a", "b", ".", "-", "\U0001f600", "[<class>]", "[^<class>]", "\\\\<escape>"]
+    + ["(<way>)", "(?:<way>|<way>)", "(?<<name>><way>)", "(?i)", "]"],
+    "repeat": ["*", "+", "?", "{2}", "{0,3}", "{2,}?", "{3,1}", "{99999}", "**"],
+    "edge": ["^", "$", "\\\\b", "\\\\B", "(?=<way>)", "(?!<way>)", "(?<=<way>)", "(?<!<atom>)"],
+    "class": ["", "a", "a-z", "&&", "--", "z-a", "\\\\<escape>", "<class><class>", "["],
+    "escape": ["d", "W", "s", "x41", "u0061", "u{1f600}", "ud83d", "cA", "0", "1", "z", "@", "-"]
+    + ["p{L}", "P{Lu}", "p{Script=Greek}", "p{None}", "k<<name>>"],
+    "name": ["a", "b"],
     "format": "date date-time time email uri uuid ipv4 ipv6 hostname duration none",
     "value": ["1", "null", "true", '"a"', "1.5", '""', '"\\u00e9\\n"', "[<value>]"]
     + ['{"a": <value>}', "[]", "{}", "-0", "1e400", '"\\ud800"'],

@@ -303,8 +303,9 @@ def run_templates(*names: str) -> None:
 
 
 def run_grammars(model: str, *names: str) -> None:
-    from powerinfer_cpp import Llama, LlamaGrammar
     from powerinfer_cpp.text import grammar
+
+    from powerinfer_cpp import Llama, LlamaGrammar
 
     with Llama(model, n_ctx=512, verbose=False) as llm:
         good = LlamaGrammar.from_string('root ::= "a"')

@@ -51,6 +51,21 @@ def test_large_grammars_that_are_fine() -> None:
     LlamaGrammar.from_json_schema({**schema, "required": ["a"]})
 
 
+def test_a_refused_grammar_costs_no_process() -> None:
+    from powerinfer_cpp.text import grammar
+
+    grammar._workers.close()
+    LlamaGrammar.from_string('root ::= "a"')
+    begun = [worker._process.pid for worker in grammar._workers._free]
+    for wrong in ("root ::= x", 'root ::= "a'):
+        with pytest.raises(ValueError, match="line 1"):
+            LlamaGrammar.from_string(wrong)
+    for pattern in ("(", r"\z"):
+        with pytest.raises(ValueError, match="cannot be used"):
+            LlamaGrammar.from_json_schema({"type": "string", "pattern": pattern})
+    assert [worker._process.pid for worker in grammar._workers._free] == begun
+
+
 @pytest.mark.parametrize("interpreter", [None, "/bin/true"])
 def test_without_an_interpreter(interpreter: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     import multiprocessing.spawn

@@ -90,6 +90,13 @@ FOUND = [
     (r"^(?:(?!--).)*$", ["a-b-c", ""], ["a--b", "a\nb"]),
     (r"^(?:a(?=b|$)|b){1,3}$", ["a", "ab", "bba"], ["aab", "abab"]),
     (r"^(?!(?=a).b)..$", ["ac", "bb"], ["ab"]),
+    # Assertions in repetitions without end, each time decided within itself.
+    (r"^((?!-)[a-z-]{1,5}(?<!-)\.)+[a-z]+$", ["a-b.c", "a.b.c"], ["-a.b", "a.b-.c", "a-.b", "c"]),
+    (r"^(?:x?y\b-)*z", ["xy-y-z", "z"], ["xyy-z", "xyz"]),
+    ("^(?:(?:^|,)[0-9]+){2,}$", ["1,22", ",1,2,3"], ["12", "1,", "1", "1,,2"]),
+    ("^(?:(?:^|,)[0-9]+)*$", ["", "12,3", ",1"], ["1,", "1 2"]),
+    (r"a(?:\b.)+", ["a-", "b a !"], ["a", "ab", "ba"]),
+    (r"(?:\bb|^)*", ["", "a b", "x"], []),
     (r"a$b|^b(?=^)|(?=b$)^b", ["b"], ["ab", "bb"]),
 ]
 
@@ -128,7 +135,8 @@ REFUSED = [
     ("(a", "is not closed"),
     ("a)", "closes no group"),
     ("(?<=ab)c", "lookbehind of more than one character"),
-    (r"(?:\ba)*", "assertion within a repetition without end"),
+    (r"(?:\b.?)+$", "assertion within a repetition without end"),
+    (r"(?:(?!ab)[a-c])+d", "assertion within a repetition without end"),
     ("(" * 61 + ")" * 61, "more than 60 deep"),
     (r"(?:(?:\b.){30}){30}", "more than 400 assertions"),
 ]

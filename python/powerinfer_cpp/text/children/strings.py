@@ -6,6 +6,7 @@ condition on the character before: what may stand from a place on is a `Tail`, m
 the pattern to its beginning.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -102,8 +103,8 @@ class Strings:
         self._terminal = terminal
         self._one: dict[Ranges, Language] = {}
         self.all = repeated(self.one(ALL), 0, None)
-        self._asserts: dict[int, bool] = {}
-        self._kept: list[Pattern] = []  # whose ids are keys
+        self._asserts: dict[Pattern, bool] = {}
+        self._known_lengths: dict[Pattern, tuple[int, float]] = {}
         self._looks = 0
 
     def literal(self, text: str) -> str:
@@ -148,7 +149,6 @@ class Strings:
         self._looks = 0
         try:
             node = parse(pattern, characters_of)
-            self._kept.append(node)
             return self._found(self._before(node, {ANYWHERE: self.all}))
         except PatternError as error:
             raise Refused(f"{field} {short(pattern)}: {error}") from None
@@ -202,12 +202,12 @@ class Strings:
     # ---- Assertions ----
 
     def _has_assertions(self, node: Pattern) -> bool:
-        if id(node) not in self._asserts:
+        if node not in self._asserts:
             inside = node.parts if isinstance(node, Seq | Alt) else ()
             inside = (node.part,) if isinstance(node, Repeat) else inside
             found = isinstance(node, Edge | Look) or any(map(self._has_assertions, inside))
-            self._asserts[id(node)] = found
-        return self._asserts[id(node)]
+            self._asserts[node] = found
+        return self._asserts[node]
 
     def _found(self, tail: Tail) -> Language:
         """Texts with a place that the tail follows."""
@@ -340,7 +340,15 @@ class Strings:
         raise PatternError("a lookbehind of more than one character cannot be enforced")
 
     def _repeat(self, node: Repeat, tail: Tail) -> Tail:
-        """A repetition with assertions, written out."""
+        """A repetition with assertions: of a language where each time is decided within itself,
+        else written out."""
+        if tail == {ANYWHERE: self.all}:  # which takes further times, too
+            node = Repeat(node.part, node.least, node.least)
+        if self._is_local(node.part, 0):
+            once = self._before(node.part, {ANYWHERE: EMPTY})
+            first = once.pop(START, NOTHING)
+            if once.keys() <= {ANYWHERE} and not first.nullable and node.most != 0:
+                return self._times(first, once.get(ANYWHERE, NOTHING), node, tail)
         if node.most is None:
             return self._until_the_end(node, tail)
         for i in range(node.most):
@@ -350,6 +358,57 @@ class Strings:
             if not tail:
                 break
         return tail
+
+    def _times(self, first: Language, other: Language, node: Repeat, tail: Tail) -> Tail:
+        """Repetitions of a language, of which the first one may be another at the beginning."""
+        found = self._text(repeated(other, node.least, node.most), tail)
+        if first is NOTHING:
+            return found
+        most = None if node.most is None else node.most - 1
+        behind = self._text(repeated(other, max(0, node.least - 1), most), tail)
+        begun = self._meet({START: self.all}, self._text(first, behind))
+        return self._one_of([found, begun])
+
+    def _is_local(self, node: Pattern, rest: int) -> bool:
+        """Do its assertions ask for no more characters behind them than it has itself? rest: at
+        least so many of a repeated part stand behind the node."""
+        if not self._has_assertions(node):
+            return True
+        if isinstance(node, Seq):
+            for part in reversed(node.parts):
+                if not self._is_local(part, rest):
+                    return False
+                rest += self._lengths(part)[0]
+            return True
+        if isinstance(node, Alt):
+            return all(self._is_local(part, rest) for part in node.parts)
+        if isinstance(node, Repeat):
+            return self._is_local(node.part, rest)
+        if isinstance(node, Look) and not node.behind:
+            return self._lengths(node.part)[1] <= rest and not self._has_assertions(node.part)
+        if isinstance(node, Edge) and node.kind in ("word", "inside"):
+            return rest > 0
+        return not (isinstance(node, Edge) and node.kind == "end")
+
+    def _lengths(self, node: Pattern) -> tuple[int, float]:
+        """The fewest and the most characters of a node."""
+        if node in self._known_lengths:
+            return self._known_lengths[node]
+        if isinstance(node, Char):
+            found: tuple[int, float] = 1, 1
+        elif isinstance(node, Edge | Look):
+            found = 0, 0
+        elif isinstance(node, Repeat):
+            few, many = self._lengths(node.part)
+            often = math.inf if node.most is None or node.most > LONGEST else node.most
+            found = min(few * node.least, LONGEST), many * often if many and often else 0
+        else:
+            sizes = [self._lengths(part) for part in node.parts]
+            fewest, most = [few for few, _ in sizes], [many for _, many in sizes]
+            found = (min(fewest), max(most)) if isinstance(node, Alt) else (sum(fewest), sum(most))
+        found = found[0], found[1] if found[1] <= LONGEST else math.inf
+        self._known_lengths[node] = found
+        return found
 
     def _until_the_end(self, node: Repeat, tail: Tail) -> Tail:
         """Characters before each of which something holds, to the end of the text, as in
