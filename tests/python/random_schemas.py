@@ -49,7 +49,9 @@ def scalar(draw: random.Random) -> dict[str, Any]:
         if draw.random() < 0.2:
             made["minLength"] = draw.randint(0, 3)
         if draw.random() < 0.2:
-            made["pattern"] = draw.choice(["^[a-z]*$", "a", "^x-[0-9]+$"])
+            made["pattern"] = draw.choice(
+                ["^[a-z]*$", "a", "^x-[0-9]+$", "^(?!x)", "^(?=.{2})[^-]+"]
+            )
         if draw.random() < 0.2:
             made["format"] = draw.choice(["path", "date", "password", "x"])
     if kind in ("integer", "number"):
@@ -91,6 +93,8 @@ def object_(draw: random.Random, depth: int) -> dict[str, Any]:
             made[key] = draw.randint(0, 4)
     if draw.random() < 0.1:
         made["propertyNames"] = {"type": "string"}
+    if draw.random() < 0.15:
+        made["patternProperties"] = {"^x": schema(draw, depth - 1), "^[a\u00e9]$": True}
     return made
 
 
@@ -156,6 +160,8 @@ def fitting(draw: random.Random, of: Any, depth: int = 5) -> Any:
             made[name] = fitting(
                 draw, named.get(name, of.get("additionalProperties", True)), depth - 1
             )
+    if "patternProperties" in of and draw.random() < 0.5:
+        made[draw.choice(["x", "x-2"])] = fitting(draw, of["patternProperties"]["^x"], depth - 1)
     free = "additionalProperties" in of or not named
     if free and draw.random() < 0.5:
         name = draw.choice(["zz", "a0", "\u4e2d"])

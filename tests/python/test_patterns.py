@@ -9,7 +9,6 @@ import re
 
 import pytest
 import random_patterns
-from circles import pick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_schemas import matcher, takes, written
@@ -205,20 +204,17 @@ def beside(
 @pytest.mark.slow
 def test_beside_javascript() -> None:
     count: collections.Counter[str] = collections.Counter()
-    every = settings(max_examples=pick(50, 400), deadline=None, derandomize=True, database=None)
-
     with random_patterns.javascript() as js:
         for pattern, found, not_found in FOUND:
-            if random_patterns.SIGNS.search(pattern.replace(r"\]\-", "")) is None:
-                beside(js, pattern, found + not_found, count)
+            beside(js, pattern, found + not_found, count)
         for pattern, _ in REFUSED:
             beside(js, pattern, [], count)
 
-        @every
+        @settings(max_examples=400, deadline=None, derandomize=True, database=None)
         @given(random_patterns.patterns, st.lists(random_patterns.texts, min_size=3, max_size=6))
         def check(pattern: str, texts: list[str]) -> None:
             beside(js, pattern, texts, count)
 
         check()
-    assert count["taken"] > 100 and count["texts admitted"] > 100, count
-    assert count["texts not admitted"] > 100 and count["refused by both"] > 10, count
+    assert count["taken"] > 200 and count["refused by both"] > 50, count
+    assert min(count["texts admitted"], count["texts not admitted"]) > 300, count

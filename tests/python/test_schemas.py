@@ -53,8 +53,8 @@ def limited(schema: Any) -> Any:
     if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
         return schema
     made = {key: limited(value) for key, value in schema.items()}
-    if "properties" in made:
-        named = {name: limited(one) for name, one in schema["properties"].items()}
+    if "properties" in made or "patternProperties" in made:
+        named = {name: limited(one) for name, one in schema.get("properties", {}).items()}
         further = [name for name in made.get("required", []) if name not in named]
         if "additionalProperties" not in made and made.get("minProperties", 0) <= len(named):
             named |= dict.fromkeys(further, True)
