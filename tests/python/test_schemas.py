@@ -216,6 +216,7 @@ def test_what_asks_for_nothing(schema: Any, fine: str) -> None:
         ({"dependentRequired": {"a": ["b"]}}, "dependentRequired"),
         ({"unevaluatedProperties": {"type": "string"}}, "unevaluatedProperties"),
         ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "oneOf"),
+        ({"oneOf": [{"type": "string", "pattern": c} for c in "ab"]}, "oneOf"),
         ({"type": "number", "multipleOf": 0.3}, "multipleOf"),
         ({"$dynamicRef": "#x"}, "dynamicRef"),
         ({"type": "string", "pattern": r"(a)\1"}, "refers back"),
@@ -298,6 +299,12 @@ TREE = {
             '{"a":2,"c":1}',
         ),
         ({"type": "string", "pattern": "^a*$", "minLength": 2}, '"aa"', '"a"'),
+        (
+            {"oneOf": [{"type": "string", "format": f} for f in ("ipv4", "date")]},
+            '"1.1.1.1"',
+            '"1"',
+        ),
+        ({"oneOf": [{"type": "string", "pattern": f"^{c}"} for c in "ab"]}, '"bc"', '"cb"'),
         ({"type": "string", "pattern": "a", "allOf": [{"pattern": "b"}]}, '"xbxa"', '"xbx"'),
     ],
 )

@@ -50,7 +50,7 @@ from schema_text import (
     unsupported,
 )
 from serve import Refused
-from trials import admits
+from trials import admits, possible
 
 MOST_PIECES = 400  # alternatives of one place
 
@@ -348,7 +348,7 @@ class Reader:
         for a in some:
             for b in others:
                 both = self._merged(a, b)
-                if both is None:
+                if both is None or isinstance(both, String) and not possible(both.wanted):
                     continue
                 if isinstance(both, Object) and any(
                     self._never(both.keys.get(name, extra_key(both, name))) for name in both.needed
