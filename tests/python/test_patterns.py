@@ -6,11 +6,16 @@ import collections
 import json
 import random
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import random_patterns
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from powerinfer_cpp.text import grammar
+from powerinfer_cpp.text.worker import package_folder
 from test_schemas import matcher, takes, written
 
 # What JavaScript takes and we refuse, by the words of the error.
@@ -164,6 +169,58 @@ def test_what_is_no_pattern(pattern: str, words: str) -> None:
             f"the JSON schema cannot be used: {field} {json.dumps(pattern)[:50]}"
         )
         assert told.count("cannot be used") == 1
+
+
+# Units that are repeated, with what stands around them, and whether they are assertions, of which a
+# pattern has less.
+COSTS = [
+    ("", "a", "", False),
+    ("[", "a-c\\n", "]", False),
+    ("", r"\u{1F600}[^x]", "", False),
+    ("", "ab|", "c", False),
+    ("^", "(a?|b)*", "$", False),
+    ("^", ".{2,9}", "$", False),
+    ("", "(", "", False),
+    ("^", r"\bx", "$", True),
+    ("^", "(?!a)x?", "$", True),
+    ("^(?:", "(?=a).|", "b){1,2}$", True),
+    ("^", "(?<=[^a])b*", "$", True),
+]
+_READ = """
+import sys, time
+sys.path[:0] = sys.argv[1:]
+from serve import Refused
+from strings import Strings
+for line in sys.stdin:
+    pattern, known, begin = line.rstrip("\\n"), {}, time.process_time()
+    try:
+        Strings(lambda body: known.setdefault(body, f"J{len(known)}")).pattern(pattern, "")
+    except Refused:
+        pass
+    print(time.process_time() - begin)
+"""
+
+
+@pytest.mark.xdist_group("timed")
+def test_what_reading_a_pattern_costs() -> None:
+    """Time in proportion to its length."""
+    sizes = [(40, 160) if few else (800, 3200) for *_, few in COSTS]
+    lines = [
+        before + unit * n + after
+        for (before, unit, after, _), pair in zip(COSTS, sizes, strict=True)
+        for n in pair
+    ]
+    folders = [Path(grammar.__file__).parent / "children", package_folder("llguidance")]
+    done = subprocess.run(
+        [sys.executable, "-c", _READ, *map(str, folders)],
+        input="\n".join([lines[0], *lines]),  # the first one also counts what is done once
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seconds = [*map(float, done.stdout.split())][1:]
+    for i, (small, large) in enumerate(zip(seconds[::2], seconds[1::2], strict=True)):
+        assert large < 4 * 2.5 * small + 0.02, (COSTS[i], small, large)
 
 
 def beside(
