@@ -77,7 +77,7 @@ FOUND = [
     (r"^[\p{Script=Greek}\p{Script_Extensions=Deva}]+$", ["\u03b1\u0905\u0964"], ["a", "\u0430"]),
     # Repetitions.
     ("^(?:ab){2,3}?$", ["abab", "ababab"], ["ab", "abababab"]),
-    ("^(?<year>a)*b+?c??$", ["b", "aabbc"], ["a", "bcc"]),
+    ("^(?<ann\u00e9e>a)*b+?c??$", ["b", "aabbc"], ["a", "bcc"]),
     ("^x{0}y{2}z{1,}$", ["yyz", "yyzz"], ["xyyz", "yy"]),
     ("^(a?)*(b*)+$", ["", "aab"], ["ba"]),
     # Assertions.

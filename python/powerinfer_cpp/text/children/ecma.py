@@ -24,7 +24,7 @@ _SYNTAX = "^$\\.*+?()[]{}|/"
 _SIGNS = " !\"#%&',-:;=@_~"  # that may be escaped although they mean nothing
 _QUANTIFIERS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _BRACES = re.compile(r"\{([0-9]+)(?:(,)([0-9]*))?\}")
-_NAME = re.compile(r"<([A-Za-z_$][A-Za-z0-9_$]*)>")
+_NAME = re.compile(r"<((?:[^\W\d]|\$)[\w$]*)>")
 _PROPERTY = re.compile(r"\{(\w{1,30}=)?([A-Z]\w{0,40}|cntrl|digit|punct|space)\}", re.ASCII)
 _HEX = re.compile(r"[0-9A-Fa-f]+")
 
