@@ -148,20 +148,23 @@ def test_calls_of_a_style(style: str) -> None:
     assert calls(around) == calls(found) and around["content"].split() == ["I", "look.", "Well"]
 
 
-@pytest.mark.parametrize("style", [name for name in TEXTS if STYLES[name].read is None])
+@pytest.mark.parametrize("style", TEXTS)
 def test_arguments_are_passed_on_while_they_are_written(style: str) -> None:
     one = ToolParser(STYLES[style], REQUEST.names, tools=REQUEST.tools)
-    text = TEXTS[style].replace("<![CDATA[", "").replace("]]>", "")
-    events = one.push(text[: text.index("<a>") + 1])
+    long = "12 " * 200
+    text = TEXTS[style].replace("12 ", long)
+    events = one.push(text[: text.index(long) + len(long) + 1])
     begin, *rest = events
     assert isinstance(begin, CallBegin) and begin.name == "look"
-    assert "".join(event.text for event in rest).startswith('{"city": "12 ')
+    assert "".join(event.text for event in rest).startswith('{"city": "12 12 ')
+    # A text that is short may be a command: it is passed on when it is whole.
+    one = ToolParser(STYLES[style], REQUEST.names, tools=REQUEST.tools)
+    assert one.push(TEXTS[style][: TEXTS[style].index("12 ") + 3]) == []
 
 
 @pytest.mark.parametrize("style", [name for name in STYLES if name != "harmony"])
 def test_written_calls_are_read(style: str) -> None:
     made = [("look", FIRST), ("now", {})][: 1 if STYLES[style].between is None else 2]
-    made = made if STYLES[style].read is None else [("look", {**FIRST, "city": "\\d \u20ac"})]
     functions = [{"name": name, "arguments": arguments} for name, arguments in made]
     text = STYLES[style].written([{"id": "a", "function": of} for of in functions])
     found = parse(style, [text])
@@ -187,9 +190,8 @@ def test_calls_that_are_written_badly(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "<tool_call><function=look><parameter=city>x</parameter>",
+        "<tool_call><function=look><parameter=n>3</parameter>",
         "<tool_call><function=look>odd</function></tool_call>",
-        "<tool_call><function=look><parameter=n>NaN</parameter></function></tool_call>",
         '<tool_call><function=look>{"city": x}</function></tool_call>',
         "<tool_call><function=look" + "x" * 300 + "></function></tool_call>",
         "<tool_call><function=></function></tool_call>",
@@ -204,7 +206,8 @@ def test_a_call_that_is_broken_is_text(text: str) -> None:
 def test_what_is_no_call_of_a_style(style: str) -> None:
     """Calls of other functions, and what is cut, are text, unchanged."""
     text = TEXTS[style]
-    for other in (text.replace("look", "odd").replace("now", "odder"), text[: len(text) // 3]):
+    cut = text[: text.index("<a>")]
+    for other in (text.replace("look", "odd").replace("now", "odder"), cut):
         assert parse(style, [other]) == {"role": "assistant", "content": other}
     opening = STYLES[style].opening
     assert parse(style, [f"{opening} {STYLES[style].closing}"])["content"].startswith(opening)
@@ -272,7 +275,7 @@ def test_long_values_take_linear_time(value: str) -> None:
     for key in ("city", "more"):
         head = f"<tool_call>\n<function=look>\n<parameter={key}>\n"
         found = parse("qwen-coder", f"{head}{text}\n</parameter>\n</function>\n</tool_call>")
-        assert found["tool_calls"] or value != "a"
+        assert found.get("tool_calls") or value != "a"
     n = pick(700, 3000)
     parse("qwen-coder", "<tool_call><function=" * n + "<tool_call>" * 2 * n)
     assert time.process_time() - start < pick(2.5, 10)  # it takes a tenth of that
@@ -293,7 +296,12 @@ LOOK = [("look", {"city": "x"})]
         (f"```json\n{CALL}", None),
         (f"{{{CALL}}}", None),
         (f"```json\n{{{CALL}\n}}\n```", None),
-        (f"I look:\n```json\n{CALL}\n```\nWell.", "I look:\nWell."),
+        (CALL[:-1], None),
+        (f"{{{CALL}", None),
+        (f"[{CALL}]", None),
+        (f"```json\n[{CALL},]\n```", None),
+        ('[look(city="x")]', None),
+        ("```python\nlook(city='x')\n```", None),
     ],
 )
 def test_bare_and_fenced_calls(style: str, text: str, content: str | None) -> None:
@@ -310,18 +318,18 @@ def test_bare_and_fenced_calls(style: str, text: str, content: str | None) -> No
     [
         f"I call {CALL}",
         f"{CALL} now",
-        f"{CALL}{CALL}",
         CALL.replace("look", "odd"),
         CALL.replace('{"city": "x"}', '["x"]'),
-        CALL[:-1],
-        f"{{{CALL}",
         f"{CALL}}}",
+        f"I look:\n```json\n{CALL}\n```\nWell.",
+        f"```json\n{CALL}\n```\nThis is how.",
+        f"[{CALL}] and more",
+        "[look](x)",
         '{"name": "look", "age": 3}',
         '{"city": "x"}',
         '{"name": "look", "arguments": {"city": "x"}, "other": 1',
         f"```json\n{CALL}\nand\n```",
         f"```python\nprint({CALL})\n```",
-        f"```json\n[{CALL}]\n```",
         "```\n{\n```",
         "`look`",
         "``` ``` `",

@@ -94,28 +94,6 @@ def unfinished(text: AnyStr, marks: Sequence[AnyStr]) -> int:
     return 0
 
 
-class Search:
-    """Finds a mark in a text that comes in pieces."""
-
-    def __init__(self, mark: str):
-        self._mark, self._tail = mark, ""
-
-    def push(self, text: str, at: int, end: int) -> int:
-        """The place behind the first mark of all that was pushed, if it ends in text[at:end], which
-        comes next; else -1."""
-        n = len(self._mark) - 1
-        across = self._tail + text[at : min(end, at + n)]
-        found = across.find(self._mark)
-        if found >= 0:
-            return at + found + n + 1 - len(self._tail)
-        found = text.find(self._mark, at, end)
-        if found >= 0:
-            return found + n + 1
-        across = self._tail + text[max(at, end - n) : end]
-        self._tail = across[max(0, len(across) - n) :]
-        return -1
-
-
 def deltas(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
     """The events as deltas of OpenAI's chunks."""
     for event in events:

@@ -1,292 +1,260 @@
-"""Reads the JSON of a tool call as it is written.
+"""Reads a tool call as it is written: JSON with a name and arguments, or arguments behind a name.
 
 So arguments can be sent on before they are complete, and what is read does not depend on how the
 text was cut into pieces. Whoever writes the text may be an attacker, so each character is looked at
-a fixed number of times, and no single search is long: others wait for Python's lock meanwhile.
+a bounded number of times.
 """
 
 import json
 import re
-from collections.abc import Callable, Set
-from enum import Enum
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import NoReturn
 
-MAX_DEPTH = 64  # of arguments; deeper ones would exhaust the stack of whoever parses them
-LONG = 1 << 16  # characters that one search may take
+from .kinds import Parameters
+from .values import MAX_DEPTH, States, Step, Value, as_json, key_at, past_space, plain_key
 
-SPACE = " \t\r\n"
-_SPACES = re.compile(r"[ \t\r\n]*")
-_ARGUMENTS = ("arguments", "parameters")
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
 _NAMES = ("name", "tool_name")
-_KNOWN = (*_ARGUMENTS, *_NAMES, "type", "id", "tool_call_id", "description")
-_CLOSING = {"{": "}", "[": "]"}
+_WRAPPERS = ("function", "function_call", "tool_call")  # around name and arguments, or the name
+_KNOWN = (*_ARGUMENTS, *_NAMES, *_WRAPPERS, "type", "id", "tool_call_id", "description", "index")
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+# What models write around a name where an id has it, as Kimi's: functions.NAME:0.
+_PREFIX = re.compile(r"functions?[._:]?")
+_NUMBER = re.compile(r"[:._#-]?\d+|:\w*")
 
-# Of a string: what is before its end. Of a list or object: what has no brackets.
-_IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*){0,256}', re.DOTALL)
-_IN_BRACKETS = re.compile(r'(?:[^"{}\[\]]+|"[^"\\]*"){0,256}')
-_IN_WORD = re.compile(r"[0-9A-Za-z+.-]*")
+# A fence before a call or its arguments.
+FENCE = re.compile(r"```\w{0,32}[ \t]{0,32}(?:\r?\n|(?=[{\[<\"]))")
+_MOST_FENCE = 80
 
-
-class Step(Enum):
-    """Why a reader takes no more of a text."""
-
-    MORE = 0  # all was taken and belongs to the value, which goes on; or a call has begun
-    END = 1  # the last character taken is the last one of the value
-    PAST = 2  # the value ended before the next character
-    WRONG = 3  # the last character taken makes the value unusable
-    REFUSED = 4  # the next character cannot follow
+Functions = Mapping[str, Parameters]
 
 
-# A state of a reader takes what it can of text[at:end], and gives the place behind and the reason.
-State = Callable[[str, int, int], tuple[int, Step]]
-
-
-def past_space(text: str, at: int, end: int) -> int:
-    """The place behind JSON's white space from `at` on."""
-    return _SPACES.match(text, at, end).end()  # type: ignore[union-attr]
-
-
-def past_string(text: str, at: int) -> int:
-    """The place behind the JSON string whose first quote is before `at`; -1: it has no end."""
-    while at < len(text):
-        at = _IN_STRING.match(text, at, at + LONG).end()  # type: ignore[union-attr]
-        if text.startswith('"', at):
-            return at + 1
-        at += 2 * text.startswith("\\", at)
-    return -1
-
-
-def parsed(text: str) -> Any:
-    """A JSON text as a value, in which numbers are texts. Raises ValueError."""
+def is_object(text: str) -> bool:
+    """Whether a text is a JSON object, not nested more than MAX_DEPTH deep."""
 
     def refuse(word: str) -> NoReturn:
         raise ValueError(f"{word} is not JSON")
 
     try:
-        return json.loads(text, parse_constant=refuse, parse_int=str, parse_float=str)
-    except RecursionError:
-        raise ValueError("JSON is nested too deeply") from None
-
-
-def is_object(text: str) -> bool:
-    """Whether a text is a JSON object, not nested more than MAX_DEPTH deep."""
-    text = text.strip(SPACE)
-    end, step = Value().take(text, 0, len(text))
-    if end < len(text) or step not in (Step.MORE, Step.END):
+        value = json.loads(text, parse_constant=refuse, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
         return False
-    try:
-        return isinstance(parsed(text), dict)
-    except ValueError:
-        return False
+    depth = deepest = 0
+    for found in _BRACKETS.finditer(text):
+        depth += (found[0] in ("{", "[")) - (found[0] in ("}", "]"))
+        deepest = max(deepest, depth)
+    return isinstance(value, dict) and deepest <= MAX_DEPTH
 
 
-class Value:
-    """Finds the end of a JSON value. Only brackets and quotes are looked at; `parsed` says whether
-    the text is JSON."""
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._open: list[str] = []  # brackets that are to be closed
-        self._quoted = self._escaped = False
-
-    @property
-    def text(self) -> str:
-        return "".join(self._pieces)
-
-    def take(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        """The place behind what was taken of text[at:end], and why no more was."""
-        begin, step = at, Step.MORE
-        first = not self._pieces
-        while at < end and step is Step.MORE:
-            if self._quoted:
-                at, step = self._in_string(text, at, end)
-            elif self._open or first:
-                at, step = self._in_brackets(text, at, end, first)
-            else:
-                at, step = self._in_word(text, at, end)
-            first = False
-        if at > begin:
-            self._pieces.append(text[begin : at - (step is Step.WRONG)])
-        return at, step
-
-    def _in_string(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        if self._escaped:
-            self._escaped = False
-            return at + 1, Step.MORE
-        stop = min(end, at + LONG)
-        at = _IN_STRING.match(text, at, stop).end()  # type: ignore[union-attr]
-        if at == stop:
-            return at, Step.MORE
-        self._quoted = self._escaped = text[at] == "\\"
-        return at + 1, Step.MORE if self._quoted or self._open else Step.END
-
-    def _in_word(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        """In a number or a word, which ends with what follows."""
-        stop = min(end, at + LONG)
-        at = _IN_WORD.match(text, at, stop).end()  # type: ignore[union-attr]
-        if at == stop:
-            return at, Step.MORE
-        return (at, Step.PAST) if text[at] in SPACE + ",}]" else (at + 1, Step.WRONG)
-
-    def _in_brackets(self, text: str, at: int, end: int, first: bool) -> tuple[int, Step]:
-        """Within a list or object, or where a value begins."""
-        if not first:
-            stop = min(end, at + LONG)
-            at = _IN_BRACKETS.match(text, at, stop).end()  # type: ignore[union-attr]
-            if at == stop:
-                return at, Step.MORE
-        char = text[at]
-        if char in _CLOSING:
-            self._open.append(_CLOSING[char])
-            return (at + 1, Step.MORE) if len(self._open) <= MAX_DEPTH else (at, Step.REFUSED)
-        if char in "}]":
-            if not self._open or self._open.pop() != char:
-                return at, Step.REFUSED
-            return at + 1, Step.MORE if self._open else Step.END
-        if char == '"':
-            self._quoted = True
-        elif first and char != "-" and not (char.isascii() and char.isalnum()):
-            return at, Step.REFUSED
-        return at + 1, Step.MORE
+def function_named(said: str, functions: Functions, is_id: bool = False) -> str | None:
+    """The function that a name, or an id of a call, means; None: there is none."""
+    said = "".join(said.split())
+    prefix = _PREFIX.match(said)
+    texts = [said] if prefix is None else [said, said[prefix.end() :]]
+    for text in texts:
+        if text in functions:
+            return text
+    ids = texts if is_id else texts[1:]
+    found = (
+        name
+        for text in ids
+        for name in functions
+        if text.startswith(name) and _NUMBER.fullmatch(text, len(name))
+    )
+    return max(found, key=len, default=None)
 
 
-class Reading:
-    """Reads a call by states. begun: it is certain that this is a call."""
+def waits_for_fence(text: str, at: int, final: bool) -> bool:
+    """May what there is of a text become a fence?"""
+    return not final and len(text) - at < _MOST_FENCE and "\n" not in text[at:]
 
-    begun = False
-    _at: State
 
-    def take(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        """The place behind what was taken of text[at:end]; MORE, END (of the call), WRONG or
-        REFUSED. MORE also where it turns out that this is a call."""
-        begun, step = self.begun, Step.MORE
-        while at < end and step is Step.MORE and self.begun == begun:
-            at, step = self._at(text, at, end)
-        return at, step
+class Reading(States):
+    """Reads a call. begun: it is certain that this is a call. complete: and that it is whole.
+
+    After each call of `take`, `pieces` has the new JSON of its arguments; whoever takes it empties
+    it.
+    """
+
+    name: str | None = None
+    id: str | None = None  # the model's own, if its template wants it back
+    begun = complete = False
+    fenced = False  # a fence began before the arguments
+    pieces: list[str]
+
+    def cut(self) -> None:
+        """Nothing of the call follows: makes JSON of what was passed on."""
+        raise NotImplementedError
 
 
 class CallReader(Reading):
-    """Reads {"name": ..., "arguments": {...}}, where the keys may stand in any order and
-    "parameters" may replace "arguments"; or, with `name`, the arguments alone.
+    """Reads {"name": ..., "arguments": {...}}, where the keys may stand in any order and have other
+    usual names; or, with `name`, the arguments alone, also in round brackets.
 
-    names: functions that may be called. strict: refuse other keys that come before the arguments,
-    because the text may be some other JSON object. After each call of `take`, `pieces` has the new
-    text of arguments; whoever takes it empties it.
+    functions: those that may be called. strict: refuse other keys that come before the arguments,
+    because the text may be some other JSON object.
     """
 
-    id: str | None = None  # of the model's own, which nobody wants back
-
-    def __init__(self, names: Set[str], strict: bool = False, name: str | None = None):
+    def __init__(self, functions: Functions, strict: bool = False, name: str | None = None):
         self.name = name
-        self.complete = False  # the arguments are a complete JSON object
         self.pieces: list[str] = []
-        self._names, self._strict, self._alone = names, strict, name is not None
+        self._functions, self._strict, self._alone = functions, strict, name is not None
         self._key = _ARGUMENTS[0] if self._alone else ""
         self._early: str | None = None  # arguments that came before the name, or are no object
         self._value = Value()
         self._streams = False  # the value consists of arguments that are passed on
-        self._at: State = self._before_value if self._alone else self._before_object
+        self._doubled = 0  # braces that stood behind the first one
+        self._n_open = 0  # objects around what is read
+        self._fresh = True  # the object has no keys yet
+        self._at = self._before_value if self._alone else self._before_object
 
-    def _before_object(self, text: str, at: int, _end: int) -> tuple[int, Step]:
-        self._at = self._before_first_key
-        return (at + 1, Step.MORE) if text[at] == "{" else (at, Step.REFUSED)
+    def cut(self) -> None:
+        if self._streams and self.begun:
+            self._streams = False
+            self.complete = self._value.rests and self._has(self._value.keys)
+            self.pieces.append(self._value.closing)
 
-    def _before_first_key(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        at = past_space(text, at, end)
-        if text[at : min(end, at + 1)] == "}":
-            return at + 1, self._close()
-        return self._before_key(text, at, end)
+    def _has(self, keys: set[str]) -> bool:
+        return self._functions[self.name or ""].required <= keys
 
-    def _before_key(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        at = past_space(text, at, end)
-        if at == end:
+    def _before_object(self, text: str, at: int, _final: bool) -> tuple[int, Step]:
+        if text[at : at + 1] != "{":
+            return at, Step.REFUSED
+        self._n_open, self._at = 1, self._among
+        return at + 1, Step.MORE
+
+    def _among(self, text: str, at: int, final: bool) -> tuple[int, Step]:
+        """Between keys and values."""
+        at = past_space(text, at)
+        if at == len(text):
             return at, Step.MORE
-        self._value, self._at = Value(), self._in_key
-        return at, Step.MORE if text[at] == '"' else Step.REFUSED
-
-    def _in_key(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        at, step = self._value.take(text, at, end)
-        if step is Step.MORE:
+        char = text[at]
+        if char == "," or char == "`" and self.fenced:
+            return at + 1, Step.MORE
+        if char == "}":
+            self._n_open -= 1
+            return at + 1, Step.MORE if self._n_open else self._close()
+        if char == "{" and self._fresh:
+            self._doubled += 1
+            return at + 1, Step.MORE
+        behind, step, written = key_at(text, at, final)
+        if step is not Step.END:
             return at, step
         try:
-            self._key = parsed(self._value.text)
+            self._key = plain_key(written)
         except ValueError:
-            return at, Step.WRONG
-        if self._strict and not self.begun and self._key not in _KNOWN:
-            return at, Step.WRONG
-        self._at = self._before_colon
-        return at, Step.MORE
-
-    def _before_colon(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        at = past_space(text, at, end)
-        if at == end:
-            return at, Step.MORE
-        self._at = self._before_value
-        return (at + 1, Step.MORE) if text[at] == ":" else (at, Step.REFUSED)
-
-    def _before_value(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        at = past_space(text, at, end)
-        if at == end:
-            return at, Step.MORE
-        named = self._key in _ARGUMENTS and self.name is not None and not self.begun
-        self._streams = named and text[at] == "{"
-        if self._alone and not self._streams:
             return at, Step.REFUSED
-        self.begun |= self._streams
-        self._value, self._at = Value(), self._in_value
+        self._fresh = False
+        known = self._key in _KNOWN or self.begun and not self._strict
+        if not known and (self._strict or self.name is None and self._key in self._functions):
+            if self._strict:
+                return at, Step.REFUSED
+            self.name, self._key = self._key, _ARGUMENTS[0]  # {NAME: {...}}
+        self._at = self._before_value
+        return behind, Step.MORE
+
+    def _names_again(self, text: str, at: int, final: bool) -> Step | None:
+        """Are the arguments within an object that has the name as well? Then it is read."""
+        behind = past_space(text, at + 1)
+        if behind == len(text):
+            return None if final else Step.MORE
+        _, step, written = key_at(text, behind, final)
+        if step is Step.END:
+            key = written.strip("\"'")
+            if key not in _NAMES or self._functions[self.name or ""].declares(key):
+                return None
+            self._alone, self._at = False, self._before_object
+            return Step.MORE
+        return step if step is Step.MORE else None
+
+    def _before_value(self, text: str, at: int, final: bool) -> tuple[int, Step]:
+        at = past_space(text, at)
+        if at == len(text):
+            return at, Step.MORE
+        char = text[at]
+        if char == "`" and self._alone and self.fenced:  # nothing stands in it
+            return at, self._close()
+        if char == "`":
+            fence = FENCE.match(text, at)
+            if fence is None:
+                return at, Step.MORE if waits_for_fence(text, at, final) else Step.REFUSED
+            self.fenced = True
+            return fence.end(), Step.MORE
+        if char == "{" and self._alone and (step := self._names_again(text, at, final)):
+            return at, step
+        if char == "{" and self._key in _WRAPPERS and self.name is None:
+            self._n_open, self._fresh, self._at = self._n_open + 1, True, self._among
+            return at + 1, Step.MORE
+        self._streams = self._key in _ARGUMENTS and self.name is not None and not self.begun
+        self._streams &= char == "{" or self._alone and char == "("
+        if char in "}]" and self._key in _ARGUMENTS and not self._alone:  # there are none
+            self._early, self._at = None, self._among
+            return at, Step.MORE
+        self._value, self._at = Value(call=self._alone), self._in_value
         return at, Step.MORE
 
-    def _in_value(self, text: str, begin: int, end: int) -> tuple[int, Step]:
-        at, step = self._value.take(text, begin, end)
-        if self._streams and at > begin:
-            self.pieces.append(text[begin:at])
-        if step not in (Step.END, Step.PAST):
+    def _in_value(self, text: str, at: int, final: bool) -> tuple[int, Step]:
+        at, step = self._value.take(text, at, final)
+        if self._streams:
+            self.begun |= bool(self._value.pieces)
+            self.pieces += self._value.pieces
+            self._value.pieces.clear()
+        if step is not Step.END:
             return at, step
-        self._at = self._after_value
-        if not self._accept():
-            return at, Step.WRONG if step is Step.END else Step.REFUSED
-        return at, Step.END if self._alone else Step.MORE
+        self._at = self._among
+        if self._streams:
+            self._streams, self.complete = False, True
+            return at, Step.END if self._alone else Step.MORE
+        if not self.begun and not self._accept():
+            return at, Step.REFUSED
+        return at, self._close() if self._alone else Step.MORE
 
     def _accept(self) -> bool:
         """Takes over the value that has just ended; False if it is unusable."""
-        text = self._value.text
-        if self._streams:
-            self._streams, self.complete = False, is_object(text)
-            return self.complete
-        if self.begun:
-            return True
-        if self._key in _NAMES:
-            try:
-                name = parsed(text)
-            except ValueError:
-                return False
-            self.name = name if isinstance(name, str) and name in self._names else None
+        text = "".join(self._value.pieces)
+        if self._key in _NAMES or self._key in _WRAPPERS and text.startswith('"'):
+            name = json.loads(text)
+            self.name = function_named(name, self._functions) if isinstance(name, str) else None
             return self.name is not None
         if self._key in _ARGUMENTS:
             self._early = text
         return True
 
-    def _after_value(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        at = past_space(text, at, end)
-        if at == end:
-            return at, Step.MORE
-        if text[at] == "}":
-            return at + 1, self._close()
-        self._at = self._before_key
-        return (at + 1, Step.MORE) if text[at] == "," else (at, Step.REFUSED)
-
     def _close(self) -> Step:
         """The end of the object; arguments that could not be passed on are, now."""
-        if self.begun:
-            return Step.END
+        if not self.begun:
+            text = _object_of(self._early)
+            if self.name is None or text is None:
+                return Step.REFUSED
+            self.pieces.append(text)
+            self.begun = self.complete = True
+        self._at = self._behind
+        return Step.MORE if self._doubled else Step.END
+
+    def _behind(self, text: str, at: int, final: bool) -> tuple[int, Step]:
+        """Behind the object, where as many braces end it as began it."""
+        at = past_space(text, at)
+        if at == len(text) and not final:
+            return at, Step.MORE
+        if text[at : at + 1] != "}":
+            self.complete &= not self._strict
+            return at, Step.END
+        self._doubled -= 1
+        return at + 1, Step.MORE if self._doubled else Step.END
+
+
+def _object_of(written: str | None) -> str | None:
+    """Arguments that are no object: some models write them as a text of JSON, in a list, or none
+    for functions without parameters. None: they are something else."""
+    value = None if written is None else json.loads(written)
+    if isinstance(value, str) and value.strip():
         try:
-            early = None if self._early is None else parsed(self._early)
+            return _object_of(as_json(value))
         except ValueError:
-            return Step.WRONG
-        # Some models write arguments as a text of JSON, and none for functions without parameters.
-        text = "{}" if early is None else early if isinstance(early, str) else self._early
-        if self.name is None or not is_object(text):
-            return Step.WRONG
-        self.begun = self.complete = True
-        self.pieces.append(text)
-        return Step.END
+            return None
+    if isinstance(value, dict):
+        return written
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+        return written[1:-1] if written else None
+    empty = value is None or isinstance(value, str | list) and not any(value)
+    return "{}" if empty else None

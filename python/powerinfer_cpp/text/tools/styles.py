@@ -9,7 +9,7 @@
   behind a marker: GigaChat
 - in tags (tags.py): XML of Qwen3-Coder, MiniMax, Seed and DeepSeek V3.2, pairs of GLM, JSON behind
   a name of DeepSeek and Kimi
-- read as a whole (blocks.py): Python of LFM2 and SmolLM3, Gemma 4's own
+- a name and its arguments: Python of LFM2 and SmolLM3, Gemma 4's own
 - harmony, of gpt-oss, whose whole answer has a parser of its own (harmony.py)
 """
 
@@ -22,11 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import blocks
-from .definitions import Tool, ToolRequest
+from .definitions import ToolRequest
 from .history import in_channels, one_by_one, with_short_ids, without_empty_texts
-from .reader import CallReader
-from .tags import TagCall
+from .reader import Functions
+from .tags import TagCall, Tags
 
 MAX_FORCED = 8  # calls in an answer that must call: a weak model would never stop by itself
 
@@ -51,10 +50,9 @@ class Style:
     may be control tokens of the model; they must show in the text that is parsed.
     between: what stands between two calls; None: a forced answer has one. before: between `opening`
     and the first call.
-    tags: a call is read as `call` says, else it is a JSON object. read: reads the calls between
-    `opening` and `closing`, when all of their text is there; None: a call streams. listed: calls
-    are items of a JSON list. named: a name may stand before [ARGS] and the arguments. bare: a call
-    may begin without `opening`, where the answer begins.
+    also, heads: other spellings of `opening` and `closing`, in pairs, and of call[0]. tags: a call
+    is read as `call` says, else it is a JSON object, or a name and arguments. listed: calls are
+    items of a JSON list. bare: a call may begin without `opening`, where the answer begins.
     argument: texts before and after the value of a parameter, with {key}, and {text}, which says
     whether it is a raw text; None: the arguments are JSON. mark: before all tags, which may stand
     in values as well. quotes: around a raw text; None: texts
@@ -70,9 +68,7 @@ class Style:
     between: str | None = None
     before: str = ""
     tags: bool = False
-    read: blocks.Reader | None = None
     listed: bool = False
-    named: bool = False
     bare: bool = False
     argument: tuple[str, str] | None = None
     quotes: tuple[str, str] | None = ("", "")
@@ -80,6 +76,8 @@ class Style:
     padded: bool = False
     mark: str = ""
     id: str = ""
+    also: tuple[tuple[str, str], ...] = ()
+    heads: tuple[str, ...] = ()
     # What templates want of earlier messages (see chat.check_messages).
     history: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = list
     new_id: Callable[[], str] = _long_id
@@ -91,16 +89,31 @@ class Style:
 
     @property
     def lead(self) -> str:
-        """With what another call begins behind one, without a marker; "": none does."""
-        if self.listed or not self.closing or not (self.tags or self.between == ""):
-            return ""
-        return re.split(r"[\s{]", self.call[0])[0] or "{"
+        """The tag that a call begins with, also without a marker; "": none does."""
+        if not self.tags:  # as in Qwen's and Llama's other notation
+            return "<function"
+        found = re.match(rf"{re.escape(self.mark)}<[^>=\s{{]+>?", self.call[0])
+        return found[0] if found else ""
 
-    def reader(self, tools: Mapping[str, Tool]) -> "CallReader | TagCall":
-        """What reads the next call."""
-        if self.tags:
-            return TagCall(self.call, self.argument, self.padded, tools, self.mark)
-        return CallReader(tools.keys())
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """What may stand before calls."""
+        found = (self.opening, self.lead, *(opening for opening, _ in self.also))
+        return tuple(filter(None, found))
+
+    @property
+    def closings(self) -> tuple[str, ...]:
+        """What may stand behind calls."""
+        end = self.call[1].strip() if self.tags and not self.closing else ""
+        return tuple(filter(None, (self.closing, end, *(closing for _, closing in self.also))))
+
+    def tag_reader(self, functions: Functions, fenced: bool) -> TagCall:
+        """What reads the next call, in tags of the style or, if it has none, of Qwen's."""
+        of, around = self if self.tags else QWEN_CODER, (*self.closings, *self.openings)
+        argument = of.argument or QWEN_CODER.argument
+        heads = of.call[0], *of.heads
+        tags = Tags(heads, of.call[1], argument, around, of.padded, of.mark)
+        return TagCall(tags, functions, fenced)
 
     def can_force(self, request: ToolRequest) -> bool:
         """Can a grammar hold calls to this style? Raw texts have no rules for their characters."""
@@ -246,7 +259,6 @@ _MISTRAL: dict[str, Any] = {
     "opening": "[TOOL_CALLS]",
     "closing": "",
     "control": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    "named": True,
     "history": with_short_ids,
     "new_id": _short_id,
 }
@@ -370,11 +382,13 @@ DEEPSEEK = Style(
     "deepseek",
     **_section(_CALLS, _CALLS_END, _CALL, _CALL_END, _SEP),
     call=(f"{_CALL}{{name}}{_SEP}", _CALL_END),
+    heads=(f"{_CALL}function{_SEP}{{name}}\n",),
 )
 DEEPSEEK_R1 = Style(
     "deepseek-r1",
     **{**_section(*DEEPSEEK.control), "between": "\n"},
     call=(f"{_CALL}function{_SEP}{{name}}\n```json\n", f"\n```{_CALL_END}"),
+    heads=(f"{_CALL}{{name}}{_SEP}", f"{_CALL}{{name}}\n"),
     history=without_empty_texts,
 )
 KIMI = Style(
@@ -385,6 +399,7 @@ KIMI = Style(
     ),
     call=("<|tool_call_begin|>{id}<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     id="functions.{name}:{n}",
+    also=(("<|tool_call_section_begin|>", "<|tool_call_section_end|>"),),
 )
 SOLAR = Style(
     "solar",
@@ -397,9 +412,7 @@ SOLAR = Style(
         "<|tool_call:end|>",
     ),
 )
-APERTUS = replace(
-    _listed("apertus", "<|tools_prefix|>", "<|tools_suffix|>", ('{"{name}": ', "}")), tags=True
-)
+APERTUS = _listed("apertus", "<|tools_prefix|>", "<|tools_suffix|>", ('{"{name}": ', "}"))
 FUNCTIONARY = Style(
     "functionary",
     "<function=",
@@ -408,6 +421,7 @@ FUNCTIONARY = Style(
     (),
     between="<function=",
     tags=True,
+    also=(("<function name=", ""),),
 )
 MINICPM = replace(
     FUNCTIONARY,
@@ -415,6 +429,7 @@ MINICPM = replace(
     opening='<function name="',
     call=('{name}">', "</function>"),
     between='<function name="',
+    also=(("<function=", ""),),
     argument=('<param name="{key}">', "</param>"),
 )
 
@@ -424,7 +439,6 @@ LFM2 = Style(
     "<|tool_call_end|>",
     ("{name}(", ")"),
     ("<|tool_call_start|>", "<|tool_call_end|>"),
-    read=blocks.python,
     listed=True,
     between=", ",
     argument=("{key}=", ""),
@@ -446,10 +460,10 @@ GEMMA_4 = Style(
     "<tool_call|>",
     ("call:{name}{", "}"),
     ("<|tool_call>", "<tool_call|>", '<|"|>'),
-    read=blocks.unquoted,
     between="<tool_call|><|tool_call>",
     argument=("{key}:", ""),
     quotes=('<|"|>', '<|"|>'),
+    also=(("call:", ""),),
     separator=",",
 )
 HARMONY = Style(

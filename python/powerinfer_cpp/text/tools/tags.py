@@ -1,281 +1,313 @@
 """Calls in tags, read as they are written: a head with the name, arguments in tags of their own or
-as a JSON object, and an end."""
+as a JSON object, and an end. Models leave out ends of values and calls, and write what looks like
+an end into values."""
 
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from . import literals
-from .definitions import Tool
-from .events import Search, unfinished
-from .reader import MAX_DEPTH, SPACE, CallReader, Reading, State, Step, is_object
+from .events import unfinished
+from .heads import head
+from .kinds import Parameters
+from .reader import CallReader, Functions, Reading, function_named
+from .values import JSON, LONG, MAX_DEPTH, MOST_SPACE, SHORT, Step, past_space
 
-_MOST_HOLE = 256  # characters of a name or key
-_MOST_SPACE = 256  # before what may be CDATA
-_HOLE = re.compile(r"(\{(?:name|key|id|text)\}|\s+)")
-_ID = re.compile(r"(?:functions\.)?([\w-]+):\d+")  # an id that holds the name
-_CDATA = "<![CDATA["
-_SPACES = re.compile(r"\s*")
-_TEXT = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
 
 
-@functools.cache
-def _parts(text: str) -> tuple[tuple[str, str], ...]:
-    """Pairs of a hole and the characters that end it, or of "" and a text."""
-    texts = [part for part in _HOLE.split(text) if part]
-    found = []
-    for i, part in enumerate(texts):
-        if not _HOLE.fullmatch(part) or part.isspace():
-            found.append(("", part))
-            continue
-        after = texts[i + 1 : i + 3]
-        spaced = not after or after[0].isspace()
-        first = "".join(following[0] for following in after[spaced : spaced + 1])
-        found.append((part[1:-1], (SPACE if spaced else "") + (first or "<{")))
-    return tuple(found)
+@dataclass(frozen=True)
+class Tags:
+    """How a style writes calls.
 
+    heads, end: texts before and after the arguments. argument: texts around a value. around: texts
+    that stand before and behind calls. padded: line breaks next to the tags of a value are part of
+    it. mark: stands before all tags, which may stand in values as well.
+    """
 
-class Pattern:
-    """Matches a text with holes, such as <parameter={key}>, character by character. White space
-    stands for any, or none. found: what the holes have."""
-
-    def __init__(self, text: str):
-        self.found: dict[str, str] = {}
-        self._parts = _parts(text.strip())
-        self._at = self._n = 0  # a part, and how many of its characters were read
+    heads: tuple[str, ...]
+    end: str
+    argument: tuple[str, str] | None
+    around: tuple[str, ...]
+    padded: bool
+    mark: str
 
     @property
-    def fresh(self) -> bool:
-        """Was nothing read?"""
-        return not (self._at or self._n or self.found)
-
-    def push(self, char: str) -> Step:
-        """MORE, END, PAST or REFUSED."""
-        while self._at < len(self._parts):
-            hole, text = self._parts[self._at]
-            if hole and char not in text:
-                found = self.found.get(hole, "") + char
-                self.found[hole] = found
-                return Step.MORE if len(found) <= _MOST_HOLE else Step.REFUSED
-            if hole and not self.found.get(hole):
-                return Step.MORE if char in SPACE else Step.REFUSED
-            if not hole and not text.isspace():
-                if char != text[self._n]:
-                    return Step.REFUSED
-                self._n += 1
-                if self._n == len(text):
-                    self._at, self._n = self._at + 1, 0
-                return Step.MORE if self._at < len(self._parts) else Step.END
-            if not hole and char.isspace():
-                return Step.MORE
-            self._at += 1
-        return Step.PAST
+    def lines(self) -> bool:
+        """Do the ends of values stand on lines of their own?"""
+        return self.argument is not None and self.argument[1].startswith("\n")
 
 
 class TagCall(Reading):
-    """Reads a call between the markers of a style, as CallReader reads one in JSON.
+    """Reads a call between the markers of a style."""
 
-    call, argument: texts before and after the arguments and around a value, as a style has them.
-    padded: line breaks next to the tags of a value are part of it. mark: stands before all tags,
-    which may stand in values as well.
-    """
-
-    def __init__(
-        self,
-        call: tuple[str, str],
-        argument: tuple[str, str] | None,
-        padded: bool,
-        tools: Mapping[str, Tool],
-        mark: str = "",
-    ):
-        self.name: str | None = None
-        self.id: str | None = None  # the model's own
-        self.complete = False
+    def __init__(self, tags: Tags, functions: Functions, fenced: bool = False):
+        self.fenced = fenced
         self.pieces: list[str] = []
-        self._end, self._argument, self._padded, self._tools = call[1], argument, padded, tools
-        self._mark, self._closing = mark, ""
-        self._head = Pattern(call[0])
-        self._marks: list[Pattern] = []  # what may come next, while it is read
+        self._tags, self._functions = tags, functions
+        self._heads, self._end = [head(text) for text in tags.heads], head(tags.end)
+        self._argument = head(tags.argument[0]) if tags.argument else None
         self._object: CallReader | None = None
-        self._ended = False  # nothing but the end may follow
-        self._written: list[str] = []  # all pieces
-        self._key, self._text = "", False  # of a value; it is a raw text
-        self._search = Search("")  # for the end of a value
-        self._held: list[str] = []  # of a value
-        self._fresh = False  # nothing of a text was passed on
-        self._at: State = self._in_head
+        self._keys: set[str] = set()
+        self._key, self._closing = "", ""  # of a value, and what ends it
+        self._marks: tuple[str, ...] = ()  # what may end it
+        self._text = self._cdata = False  # it is a text; it is marked as one
+        self._parts: list[str] = []  # of a value that is no text
+        self._last = ""  # the last character that was taken of it
+        self._led = False  # it began with a line break
+        self._streams = False  # it is passed on
+        self._at = self._in_head
 
-    def _add(self, text: str) -> None:
-        self.pieces.append(text)
-        self._written.append(text)
+    @property
+    def _of(self) -> Parameters:
+        return self._functions[self.name or ""]
 
-    def _in_head(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        if self._head.fresh:
-            at = _past_any_space(text, at, end)
-        step = Step.MORE
-        while at < end and step is Step.MORE:
-            step = self._head.push(text[at])
-            at += step in (Step.MORE, Step.END)
-        if step in (Step.MORE, Step.REFUSED):
-            return at, step
-        found = {hole: text.strip() for hole, text in self._head.found.items()}
-        self.id = found.get("id")
-        own = _ID.fullmatch(self.id or "")
-        self.name = found.get("name") or (own[1] if own else None)
-        if self.name not in self._tools:
-            return at, Step.WRONG if step is Step.END else Step.REFUSED
-        self.begun, self._at = True, self._among
-        return at, Step.MORE
+    def cut(self) -> None:
+        if self._object is not None:
+            self._object.cut()
+            self._take_object()
+            return
+        self.complete = self._at == self._among and self._of.required <= self._keys
+        if self._keys or self.begun:
+            self.pieces.append('"}' if self._streams else "}")
+        elif self.complete:
+            self.pieces.append("{}")
+            self.begun = True
 
-    def _among(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        """Between the arguments."""
-        if not self._marks:
-            at = _past_any_space(text, at, end)
-            if at == end:
-                return at, Step.MORE
-            if text[at] == "{" and not self._written:
-                self._object, self._at = CallReader({self.name}, name=self.name), self._in_object
-                return at, Step.MORE
-            wanted = [self._end]
-            if self._argument is not None and not self._ended:
-                wanted.append(self._argument[0])
-            self._marks = [Pattern(text) for text in wanted]
-        while at < end:
-            steps = [(mark, mark.push(text[at])) for mark in self._marks]
-            self._marks = [mark for mark, step in steps if step is Step.MORE]
-            for mark, step in steps:
-                if step is Step.END:
-                    self._marks = []
-                    if mark.found:
-                        self._begin_value(mark.found)
-                        return at + 1, Step.MORE
-                    self._close()
-                    return at + 1, Step.END
-            if not self._marks:
-                return at, Step.REFUSED
-            at += 1
-        return at, Step.MORE
-
-    def _close(self) -> None:
-        if not self._ended:
-            self._add("}" if self._written else "{}")
-        self.complete = is_object("".join(self._written))
-
-    def _in_object(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        at, step = self._object.take(text, at, end)
-        for piece in self._object.pieces:
-            self._add(piece)
+    def _take_object(self) -> None:
+        assert self._object is not None
+        self.begun, self.complete = self._object.begun, self._object.complete
+        self.fenced = self._object.fenced
+        self.pieces += self._object.pieces
         self._object.pieces.clear()
-        if step is Step.END and self._object.complete:
-            self._ended, self._at = True, self._among
+
+    # ---- States ----
+
+    def _in_head(self, text: str, at: int, final: bool) -> tuple[int, Step]:
+        at = past_space(text, at)
+        waits = False
+        for one in self._heads:
+            step, behind, found = one.match(text, at, final)
+            waits |= step is Step.MORE
+            if step is Step.END:
+                self.id, said = "".join(found.get("id", "").split()) or None, found.get("name")
+                self.name = function_named(said or self.id or "", self._functions, is_id=not said)
+                if self.name is not None:
+                    self._at = self._among
+                    return behind, Step.MORE
+        return at, Step.MORE if waits and not final else Step.REFUSED
+
+    def _among(self, text: str, at: int, final: bool) -> tuple[int, Step]:
+        """Between the arguments."""
+        at = past_space(text, at)
+        if at == len(text):
             return at, Step.MORE
+        step, behind, _ = self._end.match(text, at, final)
+        if step is Step.END:
+            self._close()
+            return behind, Step.END
+        if step is Step.MORE:
+            return at, step
+        fresh = not self._keys and self._object is None
+        if text[at] in '{"`' and fresh:
+            self._object = CallReader(self._functions, name=self.name)
+            self._object.fenced = self.fenced
+            self._at = self._in_object
+            return at, Step.MORE
+        if text[at] == "`" and self.fenced:
+            return at + 1, Step.MORE
+        if self._argument is not None and self._object is None:
+            step, behind, found = self._argument.match(text, at, final)
+            if step is Step.END:
+                self._begin_value(found)
+                return behind, Step.MORE
+            if step is Step.MORE:
+                return at, step
+        step = _begins(text, at, self._tags.around, final)
+        if step is Step.END:  # the call has no end of its own
+            self._close()
         return at, step
 
-    def _begin_value(self, found: Mapping[str, str]) -> None:
-        self._key = found["key"].strip()
-        self._closing = self._argument[1].strip().replace("{key}", self._key)
-        self._search = Search(self._closing)
-        told = found.get("text")
-        schema = _schema(self._tools[self.name], self._key)
-        self._text = told == "true" or (told is None and _is_text(schema))
-        self._held, self._fresh, self._at = [], True, self._in_value
+    def _close(self) -> None:
+        if self._object is None:
+            self.pieces.append("}" if self._keys else "{}")
+        self.begun = self.complete = True
 
-    def _in_value(self, text: str, at: int, end: int) -> tuple[int, Step]:
-        behind = self._search.push(text, at, end)
-        if behind < 0:
-            self._hold(text[at:end])
-            return end, Step.MORE
-        self._hold(text[at : behind - 1])
-        held = "".join(self._held) + text[behind - 1]
-        value = held[: -len(self._closing)]
+    def _in_object(self, text: str, at: int, final: bool) -> tuple[int, Step]:
+        assert self._object is not None
+        at, step = self._object.take(text, at, final)
+        if step is Step.REFUSED:  # what follows may be the end of the call
+            self._object.cut()
+        self._take_object()
+        if step is Step.MORE or not self.complete:
+            return at, step
         self._at = self._among
-        if self._fresh:
-            return behind, self._whole(value)
-        self._add(_escaped(value if self._padded else value.removesuffix("\n")) + '"')
-        return behind, Step.MORE
+        return at, Step.MORE
 
-    def _hold(self, piece: str) -> None:
-        """Takes a piece of a value, and passes on what is certain if it is a text."""
-        self._held.append(piece)
-        if not self._text or not piece:
-            return
-        text = "".join(self._held)
-        if self._fresh:
-            start = text.lstrip()
-            if _CDATA.startswith(start[: len(_CDATA)]) and len(text) <= _MOST_SPACE:
-                return
-            self._fresh = False
+    # ---- Values ----
+
+    def _begin_value(self, found: dict[str, str]) -> None:
+        assert self._tags.argument is not None and self._argument is not None
+        self._key = found["key"]
+        self._closing = self._tags.argument[1].strip().replace("{key}", self._key)
+        told = found.get("text")
+        self._text = self._of.is_text(self._key)
+        self._text |= told == "true" and self._of.may_be_text(self._key)
+        stem = self._argument.stem if self._text or not self._tags.mark else ""
+        marks = (self._closing, stem, self._end.stem, *self._tags.around)
+        self._marks = tuple(dict.fromkeys(mark for mark in marks if mark))
+        self._parts, self._last, self._led, self._streams = [], "", False, False
+        self._cdata, self._at = False, self._before_value
+
+    def _before_value(self, text: str, at: int, final: bool) -> tuple[int, Step]:
+        behind = past_space(text, at)
+        if behind - at < MOST_SPACE and not self._tags.mark:
+            step = _begins(text, behind, (_CDATA,), final) if behind < len(text) else Step.MORE
+            if step is Step.MORE and not final:
+                return at, step
+            if step is Step.END:
+                self._cdata = True
+                self._text |= self._of.may_be_text(self._key)
+                at = behind + len(_CDATA)
+        self._at = self._in_value
+        return at, Step.MORE
+
+    def _in_value(self, text: str, at: int, final: bool) -> tuple[int, Step]:
+        marks = (_CDATA_END,) if self._cdata else self._marks
+        begin, ends = at, _any_of(marks)
+        while found := ends.search(text, begin, at + LONG):
+            step = self._ends_value(found, text, at, final)
+            if step is Step.END:
+                return self._whole(text, at, found)
+            if step is Step.MORE:
+                return self._hold(text, at, found.start())
+            begin = found.end()
+        stop = min(len(text), at + LONG)
+        return self._hold(text, at, stop - unfinished(text[begin:stop], marks))
+
+    def _ends_value(self, found: re.Match[str], text: str, at: int, final: bool) -> Step:
+        """Is this the end of the value (END), or a part of it (REFUSED)?"""
+        mark, start, behind = found[0], found.start(), found.end()
+        if self._cdata:
+            return _follows(text, behind, (self._closing,), final)
+        if mark == self._closing:
+            stem = (self._argument.stem,) if self._argument else ()
+            fence = ("```",) if self.fenced else ()
+            follow = (*stem, self._end.stem, *fence, *self._tags.around)
+            return _follows(text, behind, follow, final)
+        before = text[start - 1] if start > at else self._last
+        if self._text and self._tags.lines and before not in ("", "\n"):
+            return Step.REFUSED
+        if self._argument is not None and mark == self._argument.stem:
+            step, _, named = self._argument.match(text, start, final)
+            if step is not Step.END:
+                return step
+            key = named["key"]
+            new = key != self._key and key not in self._keys and self._of.declares(key)
+            return Step.END if new else Step.REFUSED
+        if not self._text:
+            return Step.END
+        return _follows(text, behind, self._tags.around, final)
+
+    def _hold(self, text: str, at: int, stop: int) -> tuple[int, Step]:
+        """Takes the text of a value up to a place, and passes it on if it is a long text."""
+        if not self._text:
+            if stop > at:
+                self._parts.append(text[at:stop])
+                self._last = text[stop - 1]
+            return stop, Step.MORE
+        if not self._streams:
+            if stop - at <= SHORT:
+                return at, Step.MORE
+            at += self._leads(text[at:stop])
             self._begin_pair('"')
-            text = text if self._padded else text.removeprefix("\n")
-        marks = (self._closing,) if self._padded else (self._closing, "\n" + self._closing)
-        n = unfinished(text, marks)
-        self._held = [text[len(text) - n :]]
-        if len(text) > n:
-            self._add(_escaped(text[: len(text) - n]))
+            self._streams = True
+        stop -= text[at:stop].endswith("\n")
+        if stop > at:
+            self.pieces.append(JSON(text[at:stop])[1:-1])
+            self._last = text[stop - 1]
+        return stop, Step.MORE
 
-    def _whole(self, text: str) -> Step:
-        """Takes a value of which all is there."""
-        is_text = self._text
-        bare = text.strip()
-        if bare.startswith(_CDATA) and bare.endswith("]]>"):
-            text, is_text = bare[len(_CDATA) : -3], True
-        elif not self._padded:
-            text = text.removeprefix("\n").removesuffix("\n")
-        try:
-            if is_text:
-                value: Any = text
-            elif self._mark and self._mark in text:
-                value = _tree(text, self._mark, _schema(self._tools[self.name], self._key))
-            else:
-                value = _value(text)
-            written = _TEXT(value)
-        except (TypeError, ValueError, RecursionError):
-            return Step.WRONG
-        self._begin_pair(written)
-        return Step.MORE
+    def _leads(self, text: str) -> bool:
+        """Does a value begin with a line break that is not its own?"""
+        self._led = text.startswith("\n") and not self._tags.padded and not self._cdata
+        return self._led
+
+    def _whole(self, text: str, at: int, found: re.Match[str]) -> tuple[int, Step]:
+        """Takes the end of a value."""
+        value = "".join(self._parts) + text[at : found.start()]
+        if not self._streams and self._leads(value):
+            value = value[1:]
+        lines = self._tags.lines or found[0] != self._closing
+        if self._led or lines and not self._cdata:
+            value = value.removesuffix("\n")
+        if self._streams:
+            self.pieces.append(JSON(value)[1:-1] + '"')
+        else:
+            try:
+                written = self._written(value)
+            except (ValueError, RecursionError):
+                return found.start(), Step.REFUSED
+            self._begin_pair(written)
+        self._streams, self._at = False, self._among
+        if self._cdata:
+            return past_space(text, found.end()) + len(self._closing), Step.MORE
+        return found.end() if found[0] == self._closing else found.start(), Step.MORE
+
+    def _written(self, value: str) -> str:
+        mark = self._tags.mark
+        if self._text and not self._of.is_text(self._key):
+            return JSON(value)
+        if mark and mark in value and not self._text:
+            return JSON(_tree(value, mark, self._of, self._of.schema(self._key)))
+        return self._of.written(self._key, value)
 
     def _begin_pair(self, value: str) -> None:
-        self._add(f"{', ' if self._written else '{'}{_TEXT(self._key)}: {value}")
+        self.pieces.append(f"{', ' if self._keys else '{'}{JSON(self._key)}: {value}")
+        self._keys.add(self._key)
+        self.begun = True
 
 
-def _past_any_space(text: str, at: int, end: int) -> int:
-    """The place behind white space of any kind from `at` on."""
-    return _SPACES.match(text, at, end).end()  # type: ignore[union-attr]
+@functools.lru_cache(maxsize=256)
+def _any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, marks)))
 
 
-def _schema(tool: Tool, key: str) -> Mapping[str, Any]:
-    return _inner(tool.parameters, key)
+def _begins(text: str, at: int, marks: Sequence[str], final: bool) -> Step:
+    """Does one of the marks stand at a place (END), or not (REFUSED)?"""
+    if any(text.startswith(mark, at) for mark in marks):
+        return Step.END
+    rest = text[at : at + max(map(len, marks), default=0)]
+    return Step.REFUSED if final or not any(mark.startswith(rest) for mark in marks) else Step.MORE
 
 
-def _inner(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The schema of a property, or of the items of a list."""
-    properties = schema.get("properties")
-    found = properties.get(key) if isinstance(properties, Mapping) else schema.get("items")
-    return found if isinstance(found, Mapping) else {}
+def _follows(text: str, at: int, marks: Sequence[str], final: bool) -> Step:
+    """Does a mark, or the end of the answer, follow (END), or something else (REFUSED)?"""
+    behind = past_space(text, at)
+    if behind - at >= MOST_SPACE:
+        return Step.END
+    step = _begins(text, behind, marks, False)
+    return Step.END if step is Step.MORE and final else step
 
 
-def _is_text(schema: Mapping[str, Any]) -> bool:
-    return schema.get("type") in ("string", ["string"])
-
-
-def _tree(text: str, mark: str, schema: Mapping[str, Any]) -> Any:
+def _tree(text: str, mark: str, of: Parameters, schema: Any) -> Any:
     """The value of a text with tags in it: a list of what stands in <item>, or an object. Raises
     ValueError."""
     # Texts, each but the last followed by "/" or "" and the name of a tag.
     tokens = re.split(rf"{re.escape(mark)}<(/?)([^<>]+)>", text)
 
-    def read(at: int, schema: Mapping[str, Any], depth: int) -> tuple[Any, int]:
+    def read(at: int, schema: Any, depth: int) -> tuple[Any, int]:
         """The value from a text on, and the place behind its last one."""
         if depth > MAX_DEPTH:
             raise ValueError("tags are nested too deeply")
         if tokens[at + 1 : at + 2] != [""]:
-            return tokens[at] if _is_text(schema) else _value(tokens[at]), at + 1
+            return json.loads(of.written_as(schema, tokens[at])), at + 1
         found = []
         while tokens[at + 1 : at + 2] == [""]:
             name = tokens[at + 2]
-            value, end = read(at + 3, _inner(schema, name), depth + 1)
+            value, end = read(at + 3, of.schema(name, schema or {}), depth + 1)
             if tokens[end : end + 2] != ["/", name]:
                 raise ValueError(f"<{name}> is not closed")
             found.append((name, value))
@@ -288,23 +320,3 @@ def _tree(text: str, mark: str, schema: Mapping[str, Any]) -> Any:
     if end != len(tokens):
         raise ValueError("a tag is closed that was not opened")
     return value
-
-
-def _escaped(text: str) -> str:
-    return _TEXT(text)[1:-1]
-
-
-def _value(text: str) -> Any:
-    """The value that a text stands for: JSON, Python of templates that know no JSON, or itself."""
-    stripped = text.strip()
-    if stripped in literals.WORDS:
-        return literals.WORDS[stripped]
-    try:
-        return json.loads(stripped)
-    except (ValueError, RecursionError):
-        if stripped[:1] not in ("{", "["):
-            return text
-    try:
-        return literals.value(stripped)
-    except ValueError:
-        return text
