@@ -157,7 +157,7 @@ def _parser(name: str, style: str) -> Parser:
     count = iter(range(10**9))
     new_id = lambda: str(next(count))  # noqa: E731
     if "messages" in name:
-        return HarmonyParser(_NAMES, new_id, split=name == "messages")
+        return HarmonyParser(_NAMES, new_id, raw=name != "messages")
     calls = ToolParser(STYLES[style], _NAMES, new_id=new_id, tools=[_ADD])
     if "thoughts" not in name:
         return calls

@@ -570,7 +570,9 @@ def test_harmony_of_a_template() -> None:
     text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>A"
     found = message(made.parser.push(text) + made.parser.finish())
     assert found == {"role": "assistant", "content": "A", "reasoning_content": "Hm."}
-    assert turn(GPT, ASK, reasoning_format="none").parser is None
+    raw = turn(GPT, ASK, reasoning_format="none").parser
+    thought = "<|channel|>analysis<|message|>Hm.<|end|>"
+    assert message(raw.push(text) + raw.finish())["content"] == f"{thought}A"
     effort = "{{ reasoning_effort }}" + GPT
     for asked, want in (("max", "high"), ("minimal", "low"), ("medium", "medium"), ("none", "low")):
         assert turn(effort, ASK, reasoning_effort=asked).text.startswith(f"{want}<|start|>user")

@@ -89,10 +89,11 @@ def prepare(
     text += FINAL if answers and begun is None else ""
     thinks = begun is not None and not begun["content"] and "reasoning_content" in begun
     opened = tags is not None and (tags.opened_by(text) or thinks)
+    has_begun = begun is not None and bool(begun["content"] or begun.get("reasoning_content"))
     waits = opened and constrained
     if forced and not style.can_force(request):
         style = HERMES
-    parser = _parser(style, request, tags, opened, waits, thinking.raw)
+    parser = _parser(style, request, tags, opened, has_begun, waits, thinking.raw)
     if harmony and parser is not None and (answers or opened):  # it sees how the answer begins
         parser.push(FINAL if answers else tags.head)
     shown = control(_control(style, request, tags)) if parser or tags else {}
@@ -145,19 +146,19 @@ def _parser(
     request: ToolRequest | None,
     tags: Thoughts | None,
     opened: bool,
+    begun: bool,
     waits: bool,
     raw: bool,
 ) -> Parser | None:
-    """What reads the answer. waits: a grammar waits for the end of thoughts, which then have no
-    calls. raw: thoughts stay in the answer."""
+    """What reads the answer. opened, begun, raw: as in ThoughtParser. waits: a grammar waits for
+    the end of thoughts, which then have no calls."""
     names = request.names if request is not None else frozenset()
-    split = tags is not None and not raw
     if style is HARMONY:
-        return None if not split and request is None else HarmonyParser(names, split=split)
+        return HarmonyParser(names, raw=raw)
     calls = ToolParser(style, names, tools=request.tools) if request is not None else None
-    if tags is None or (raw and not (waits and calls)):
+    if tags is None:
         return calls
-    return ThoughtParser(tags, opened, calls, quotes=waits, raw=raw)
+    return ThoughtParser(tags, opened, calls, quotes=waits, raw=raw, begun=begun)
 
 
 def _control(style: Style, request: ToolRequest | None, tags: Thoughts | None) -> list[str]:

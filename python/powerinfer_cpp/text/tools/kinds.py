@@ -2,7 +2,7 @@
 so what a text between tags stands for."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .definitions import Tool
@@ -122,6 +122,12 @@ class Parameters:
             return found | {"null"} if schema.get("nullable") is True else found
 
         return kinds(schema)
+
+
+def functions_of(names: Iterable[str], tools: Iterable[Tool] = ()) -> dict[str, Parameters]:
+    """The functions that may be called, by their names; those without a definition take anything."""
+    known = {tool.name: tool for tool in tools}
+    return {name: Parameters(known.get(name, Tool(name))) for name in names}
 
 
 def _listed(value: Any) -> list[Any]:

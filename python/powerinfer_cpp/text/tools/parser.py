@@ -7,12 +7,13 @@ All cuts of a text into pieces give the same events, but for the lengths of adja
 
 import re
 from collections.abc import Callable, Iterable, Set
+from copy import copy
 
 from .definitions import Tool
 from .events import CallArguments, CallBegin, CallEnd, Content, Event, unfinished
 from .fences import Fences
 from .heads import head
-from .kinds import Parameters
+from .kinds import functions_of
 from .reader import FENCE, CallReader, Reading, function_named, waits_for_fence
 from .styles import Style
 from .values import LONG, Step, past_space
@@ -58,9 +59,7 @@ class ToolParser:
     ):
         self.n_complete = 0  # calls with complete arguments
         self._style, self._new_id = style, new_id or style.new_id
-        self._tools = tuple(tools)
-        known = {tool.name: tool for tool in self._tools}
-        self._functions = {name: Parameters(known.get(name, Tool(name))) for name in names}
+        self._functions = functions_of(names, tools)
         # Calls of JSON may lack the opening marker, and have the closing one.
         self._lines = bool(style.closing) and not style.tags
         openings = "|".join(map(re.escape, style.openings))
@@ -90,9 +89,9 @@ class ToolParser:
         self._at: _State = self._begin
 
     @property
-    def opening(self) -> str:
-        """What stands before calls."""
-        return self._style.opening
+    def openings(self) -> tuple[str, ...]:
+        """What may stand before calls."""
+        return self._style.openings
 
     @property
     def within(self) -> bool:
@@ -108,30 +107,18 @@ class ToolParser:
 
     def again(self) -> "ToolParser":
         """A parser of another answer."""
-        return ToolParser(self._style, self._functions.keys(), self._new_id, self._tools)
-
-    @property
-    def idle(self) -> bool:
-        """Is nothing held back?"""
-        waits = self._at not in (self._begin, self._in_text)
-        return not (waits or self._held or self._space or self._whole is not None)
-
-    def begin_again(self) -> None:
-        """What follows is the beginning of an answer."""
-        self._restart()
+        other = copy(self)
+        other._events, other._content, other._pieces = [], [], []
+        other._index = other.n_complete = 0
+        other._restart()
+        return other
 
     def push(self, text: str) -> list[Event]:
         """What is certain after this text."""
         self._read(text)
-        return self.taken()
+        return self._taken()
 
-    def take(self, text: str, at: int, end: int) -> int:
-        """The place behind what is taken of text[at:end]."""
-        self._read(text[at:end])
-        return end
-
-    def taken(self) -> list[Event]:
-        """What is certain, and was not told yet."""
+    def _taken(self) -> list[Event]:
         if self._whole is not None:
             return []
         self._settle()
@@ -145,7 +132,7 @@ class ToolParser:
         if self._at == self._in_text and not self.n_complete:
             self._add(self._taken_space())
         self._restart()
-        return self.taken()
+        return self._taken()
 
     def reason(self, reason: str) -> str:
         """The finish_reason of an answer that ended for this reason."""

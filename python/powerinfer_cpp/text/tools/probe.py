@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from .harmony import THOUGHTS as HARMONY_THOUGHTS
-from .styles import HARMONY, style_of
+from .styles import HARMONY, MINIMAX, MINIMAX_3, style_of
 from .thoughts import Thoughts
 
 # Renders messages and further names, with or without the beginning of an answer. Raises ValueError.
@@ -22,7 +22,7 @@ _PAIRS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
-# What Granite 3 and ERNIE write around the text of an answer.
+# What Granite 3 and ERNIE write around the text of an answer, and MiniMax around results of tools.
 _RESPONSE = {"lead": "<response>", "last": "</response>"}
 _ON = {"enable_thinking": True, "thinking": True}
 _THOUGHT, _CONTENT, _NAME = "Qzthoughtqz", "Qzcontentqz", "qzname"
@@ -39,7 +39,7 @@ def thoughts_of(source: str, render: Render) -> Thoughts | None:
     """How a template writes thoughts; None if it has none."""
     if style_of(source) is HARMONY:
         return HARMONY_THOUGHTS
-    marked = all(tag in source for tag in _RESPONSE.values())
+    marked = all(tag in source for tag in _RESPONSE.values()) and not _of_results(source, render)
     for field in (name for name in _FIELDS if re.search(rf"\b{name}\b", source)):
         for calls in (False, True):  # some keep thoughts only beside calls
             for names in ({}, _ON):
@@ -55,6 +55,18 @@ def thoughts_of(source: str, render: Render) -> Thoughts | None:
             known = _FIELDS[0] in source
             return replace(tags, field=_FIELDS[0]) if known else _inside(tags, render)
     return None
+
+
+def _of_results(source: str, render: Render) -> bool:
+    """Are the tags of _RESPONSE those around results of tools?"""
+    if style_of(source) in (MINIMAX, MINIMAX_3):
+        return True
+    called = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+    try:
+        text = render([_ASK, called, {**_RESULT, "content": _CONTENT}], {}, False)
+    except ValueError:
+        return False
+    return text.partition(_CONTENT)[0].rstrip().endswith(_RESPONSE["lead"])
 
 
 def _written(field: str, calls: bool, names: dict[str, Any], render: Render) -> Thoughts | None:

@@ -13,10 +13,10 @@ from typing import NoReturn
 from .kinds import Parameters
 from .values import MAX_DEPTH, States, Step, Value, as_json, key_at, past_space, plain_key
 
-_ARGUMENTS = ("arguments", "parameters", "args", "input")
+ARGUMENTS = ("arguments", "parameters", "args", "input")
 _NAMES = ("name", "tool_name")
 _WRAPPERS = ("function", "function_call", "tool_call")  # around name and arguments, or the name
-_KNOWN = (*_ARGUMENTS, *_NAMES, *_WRAPPERS, "type", "id", "tool_call_id", "description", "index")
+_KNOWN = (*ARGUMENTS, *_NAMES, *_WRAPPERS, "type", "id", "tool_call_id", "description", "index")
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 # What models write around a name where an id has it, as Kimi's: functions.NAME:0.
 _PREFIX = re.compile(r"functions?[._:]?")
@@ -99,7 +99,7 @@ class CallReader(Reading):
         self.name = name
         self.pieces: list[str] = []
         self._functions, self._strict, self._alone = functions, strict, name is not None
-        self._key = _ARGUMENTS[0] if self._alone else ""
+        self._key = ARGUMENTS[0] if self._alone else ""
         self._early: str | None = None  # arguments that came before the name, or are no object
         self._value = Value()
         self._streams = False  # the value consists of arguments that are passed on
@@ -149,7 +149,7 @@ class CallReader(Reading):
         if not known and (self._strict or self.name is None and self._key in self._functions):
             if self._strict:
                 return at, Step.REFUSED
-            self.name, self._key = self._key, _ARGUMENTS[0]  # {NAME: {...}}
+            self.name, self._key = self._key, ARGUMENTS[0]  # {NAME: {...}}
         self._at = self._before_value
         return behind, Step.MORE
 
@@ -185,9 +185,9 @@ class CallReader(Reading):
         if char == "{" and self._key in _WRAPPERS and self.name is None:
             self._n_open, self._fresh, self._at = self._n_open + 1, True, self._among
             return at + 1, Step.MORE
-        self._streams = self._key in _ARGUMENTS and self.name is not None and not self.begun
+        self._streams = self._key in ARGUMENTS and self.name is not None and not self.begun
         self._streams &= char == "{" or self._alone and char == "("
-        if char in "}]" and self._key in _ARGUMENTS and not self._alone:  # there are none
+        if char in "}]" and self._key in ARGUMENTS and not self._alone:  # there are none
             self._early, self._at = None, self._among
             return at, Step.MORE
         self._value, self._at = Value(call=self._alone), self._in_value
@@ -216,7 +216,7 @@ class CallReader(Reading):
             name = json.loads(text)
             self.name = function_named(name, self._functions) if isinstance(name, str) else None
             return self.name is not None
-        if self._key in _ARGUMENTS:
+        if self._key in ARGUMENTS:
             self._early = text
         return True
 

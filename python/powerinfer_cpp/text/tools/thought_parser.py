@@ -1,25 +1,36 @@
 """Splits thoughts from an answer while it is being written: text in, events out."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from .events import ByStates, CallBegin, Content, Event, Thought, unfinished
+from .events import (
+    ByStates,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    Event,
+    Thought,
+    unfinished,
+)
 from .parser import ToolParser
 from .thoughts import Thoughts
 
 _MOST_SPACE = 256  # characters before thoughts, or before an answer's tag
 _MOST_HELD = 512  # characters around the tag that ends an answer
-_WINDOW = 4096
 _SPACES = re.compile(r"\s*")
 
 
 class ThoughtParser(ByStates):
     """Splits thoughts from an answer; `calls` reads what follows, else it is content.
 
-    opened: the prompt ends with the opening tag. calls: a call that begins among the thoughts ends
-    them, since some models leave out the closing tag there. White space around thoughts is dropped,
-    and so are the tags around the answer's text. Tags elsewhere are text. quotes: calls among the
-    thoughts are part of them. raw: thoughts that the prompt opens are content, with their tag.
+    opened: the prompt ends with the opening tag. begun: it also has the beginning of the thoughts,
+    or without `opened` of the answer's text. calls: calls with which open thoughts end are real,
+    since some models leave out the closing tag there; others among the thoughts are part of them.
+    White space around thoughts is dropped, and so are the tags around the answer's text. Where
+    thoughts may stand anywhere, so may these tags; else tags elsewhere are text. quotes: all calls
+    among the thoughts are part of them. raw: thoughts are content, as they are, with their tags.
     """
 
     def __init__(
@@ -29,56 +40,65 @@ class ThoughtParser(ByStates):
         calls: ToolParser | None = None,
         quotes: bool = False,
         raw: bool = False,
+        begun: bool = False,
     ):
-        self._tags, self._calls = tags, calls
+        self._tags, self._calls, self._raw = tags, calls, raw
         self._held = ""
         self._space: list[str] = []  # within thoughts: dropped at their ends
-        self._any = False  # is there a thought yet?
-        self._at = self._begin if not opened else self._keep if raw else self._think
-        self._leads = tags.leads
-        ends = calls is not None and calls.opening and not quotes
-        self._marks = (tags.closing, calls.opening) if ends else (tags.closing,)
-        self._mark = re.compile("|".join(map(re.escape, sorted(self._marks))))
+        self._any = begun and opened  # are there thoughts yet?
+        self._ended = self._spoke = False  # did thoughts end, is there text of the answer?
+        self._at = self._think if opened else self._answer if begun else self._begin
+        self._leads = [] if raw else tags.leads
+        self._frames = tags.frames if tags.anywhere else []
+        self._frame = _one_of(self._frames)
+        # Some models go on with the answer, without an end of their thoughts.
+        self._closings = (tags.closing, *([tags.lead] if tags.anywhere and tags.lead else []))
+        openings = calls.openings if calls is not None and not quotes else ()
+        self._marks = (*self._closings, *openings)
+        self._mark, self._closing = _one_of(self._marks), _one_of(self._closings)
+        # Of calls among the thoughts: what reads them, they, their text and what is behind it.
+        self._tried: ToolParser | None = None
+        self._made: list[CallBegin | CallArguments | CallEnd] = []
+        self._real = False
+        self._passed: list[str] = []
+        self._text: list[str] = []
 
     def finish(self) -> list[Event]:
         """The rest, at the end of the answer."""
         held, self._held = self._held, ""
-        if self._at == self._think:
-            return self._thought(held)
-        if self._at == self._keep:
-            return [Content(held)] if held else []
         if self._at == self._call:
-            return self._among(self._calls.push(held)) + self._among(self._calls.finish())
-        over = (self._tags.last,) if self._at == self._answer else (*self._leads, "")
-        said = held if held.strip() not in over or not self._any and not held.strip() else ""
-        return self._said(said) + (self._calls.finish() if self._calls else [])
+            return self._finish_calls(held)
+        if self._frames and ">" in held:  # of a tag that was cut
+            held = ""
+        found = []
+        if self._at == self._think:
+            found = self._thought(held)
+        elif self._at == self._answer:
+            found = self._said("" if held.strip() == self._tags.last else held)
+        elif held.strip() not in (*self._leads, "") or not (held.strip() or self._ended):
+            found = self._said(held)
+        return found + (self._calls.finish() if self._calls else [])
 
     def reason(self, reason: str) -> str:
         """The finish_reason of an answer that ended for this reason."""
+        if reason == "stop" and self._real:
+            return "tool_calls"
         return self._calls.reason(reason) if self._calls else reason
 
     # ---- States (ByStates) ----
 
     def _begin(self, text: str, at: int) -> tuple[list[Event], int]:
         begin = _past_space(text, at)
-        for tag, then in ((self._tags.opening, self._think), (self._tags.closing, self._end)):
-            if text.startswith(tag, begin) and begin - at <= _MOST_SPACE:
-                self._at = then
-                return [], begin + len(tag)
-        tags = (self._tags.opening, self._tags.closing)
-        if begin - at > _MOST_SPACE or not _may_become(text, begin, tags):
-            self._at = self._lead
+        opening, closing = self._tags.opening, self._tags.closing
+        if begin - at <= _MOST_SPACE:
+            for tag, then in ((opening, self._think), (closing, self._end)):
+                if text.startswith(tag, begin):
+                    self._at = then
+                    return self._tag(text[at : begin + len(tag)]), begin + len(tag)
+            if _may_become(text, begin, (opening, closing)):
+                return [], at
+        self._at = self._lead
         return [], at
-
-    def _keep(self, text: str, at: int) -> tuple[list[Event], int]:
-        """Thoughts that are content."""
-        closing = self._tags.closing
-        behind = text.find(closing, at)
-        if behind >= 0:
-            behind, self._at = behind + len(closing), self._answer
-        else:
-            behind = max(at, len(text) - unfinished(text, (closing,)))
-        return [Content(text[at:behind])] if behind > at else [], behind
 
     def _think(self, text: str, at: int) -> tuple[list[Event], int]:
         mark = self._mark.search(text, at)
@@ -86,51 +106,75 @@ class ThoughtParser(ByStates):
             certain = max(at, len(text) - unfinished(text, self._marks))
             return self._thought(text[at:certain]), certain
         found = self._thought(text[at : mark.start()])
-        if mark[0] != self._tags.closing:
-            self._at = self._call
+        if mark[0] not in self._closings:
+            assert self._calls is not None
+            self._tried, self._at = self._calls.again(), self._call
             return found, mark.start()
-        self._space, self._at = [], self._end
-        return found, mark.end()
+        # White space between an answer's texts is kept.
+        self._space, self._at = [], self._answer if self._spoke or self._raw else self._end
+        return found + self._tag(self._tags.closing), mark.end()
 
     def _call(self, text: str, at: int) -> tuple[list[Event], int]:
-        """Where a call may begin among the thoughts; a closing tag says that it was none."""
-        closing = self._tags.closing
-        if text.startswith(closing, at):
-            found = self._among(self._calls.finish())
-            if self._at == self._call:
-                self._at = self._think
-            return found, at
-        if _may_become(text, at, (closing,)):
-            return [], at
-        # No closing tag stands before its next sign. A window: else each step would look far.
-        window = min(len(text), at + _WINDOW)
-        sign = text.find(closing[0], at + 1, window)
-        behind = at
-        while behind == at:
-            behind = self._calls.take(text, at, window if sign < 0 else sign)
-        return self._among(self._calls.taken()), behind
+        """Where calls may stand among the thoughts, which quote them if they go on behind them or
+        are closed there."""
+        assert self._tried is not None
+        closing = self._closing.search(text, at)
+        end = max(at, len(text) - unfinished(text, self._closings))
+        piece = text[at : closing.start() if closing else end]
+        self._text.append(piece)
+        found = self._among(self._tried.push(piece))
+        if closing:
+            self._at = self._think
+            found += self._thought(self._untold())
+        return found, at + len(piece)
 
-    def _among(self, events: list[Event]) -> list[Event]:
+    def _among(self, events: Iterable[Event]) -> list[Event]:
         """Events of what stands among thoughts: what is no call is a thought."""
         found: list[Event] = []
         for event in events:
-            if isinstance(event, CallBegin):
-                self._at = self._answer
-            if isinstance(event, Content) and self._at == self._call:
-                found += self._thought(event.text)
-            else:
-                found.append(event)
-        if self._at == self._call and self._calls.idle:
-            self._calls.begin_again()
-            self._at = self._think
+            if isinstance(event, Content | Thought):
+                if event.text.strip() or not self._made:
+                    self._pass(event.text)
+                    found += self._thought(self._untold(rest=False))
+                continue
+            self._made.append(event)
+            if isinstance(event, CallEnd):
+                self._pass(event.raw)
         return found
+
+    def _pass(self, said: str) -> None:
+        """Goes behind what was read of the text."""
+        text = "".join(self._text)
+        behind = max(0, text.find(said)) + len(said)
+        self._passed.append(text[:behind])
+        self._text = [text[behind:]]
+
+    def _untold(self, rest: bool = True) -> str:
+        """The text that was passed, with calls that are quoted, and the rest."""
+        if rest:
+            self._passed += self._text
+            self._text = []
+        text = "".join(self._passed)
+        self._passed, self._made = [], []
+        return text
+
+    def _finish_calls(self, held: str) -> list[Event]:
+        assert self._tried is not None
+        self._text.append(held)
+        found = self._among(self._tried.push(held)) + self._among(self._tried.finish())
+        ends = [event for event in self._made if isinstance(event, CallEnd)]
+        if not any(event.complete for event in ends):
+            return found + self._thought(self._untold())
+        assert self._calls is not None
+        self._real, n_before = True, self._calls.n_calls - ends[0].index
+        return found + [replace(event, index=event.index + n_before) for event in self._made]
 
     def _end(self, text: str, at: int) -> tuple[list[Event], int]:
         """Between the thoughts and the answer."""
         at = _past_space(text, at)
         if at < len(text):
             self._at = self._lead
-        self._any = True
+        self._ended = True
         return [], at
 
     def _lead(self, text: str, at: int) -> tuple[list[Event], int]:
@@ -154,7 +198,9 @@ class ThoughtParser(ByStates):
         return [], at
 
     def _answer(self, text: str, at: int) -> tuple[list[Event], int]:
-        said, last = text[at:], self._tags.last
+        if self._frames:
+            return self._framed(text, at)
+        said, last = text[at:], "" if self._raw else self._tags.last
         if last:  # with the space around it
             body = said.rstrip()
             n = len(last) if body.endswith(last) else unfinished(body, (last,))
@@ -162,12 +208,37 @@ class ThoughtParser(ByStates):
             said = said[: len(said) - min(n_held, _MOST_HELD)]
         return self._said(said), at + len(said)
 
+    def _framed(self, text: str, at: int) -> tuple[list[Event], int]:
+        """In the answer, where more thoughts may begin."""
+        mark = self._frame.search(text, at)
+        if mark is None:
+            certain = max(at, len(text) - unfinished(text, self._frames))
+            return self._said(text[at:certain]), certain
+        found = self._said(text[at : mark.start()])
+        if _may_become(text, mark.start(), self._frames):  # a longer tag
+            return found, mark.start()
+        if self._calls is not None and self._calls.within:  # part of an argument
+            return found + self._said(mark[0]), mark.end()
+        if mark[0] == self._tags.opening:
+            self._any, self._at = False, self._think
+            found += self._tag(mark[0])
+        return found, mark.end()
+
+    # ---- What was found ----
+
     def _said(self, text: str) -> list[Event]:
+        self._spoke |= bool(text.strip())
         if self._calls is not None:
             return self._calls.push(text)
         return [Content(text)] if text else []
 
+    def _tag(self, text: str) -> list[Event]:
+        """A tag of thoughts, with the space around it."""
+        return [Content(text)] if self._raw else []
+
     def _thought(self, text: str) -> list[Event]:
+        if self._raw:
+            return [Content(text)] if text else []
         said = text.rstrip()
         if not said:
             self._space.append(text)
@@ -176,6 +247,11 @@ class ThoughtParser(ByStates):
         thought = "".join([*before, said]) if self._any else said.lstrip()
         self._any = True
         return [Thought(thought)]
+
+
+def _one_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Finds the longest of some texts."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
 
 def _past_space(text: str, at: int) -> int:

@@ -36,6 +36,20 @@ class Thoughts:
         return sorted({text.strip() for text in [*ends, *begins]}, key=len, reverse=True)
 
     @property
+    def anywhere(self) -> bool:
+        """May thoughts stand anywhere in an answer? Their tags are control tokens then, which no
+        text has."""
+        return "|" in self.opening
+
+    @property
+    def frames(self) -> list[str]:
+        """Where thoughts stand anywhere: the tags that are never part of an answer's text."""
+        alone = [tag[0] for tag in _TAG.finditer(self.opening)]
+        around = [self.lead[at:] for at in (tag.start() for tag in _TAG.finditer(self.lead))]
+        texts = [self.opening, *alone[:1], self.closing, *around, self.last]
+        return sorted({text.strip() for text in texts} - {""}, key=len, reverse=True)
+
+    @property
     def head(self) -> str:
         """What stands before thoughts."""
         return self.begin or f"{self.opening}\n"
