@@ -16,7 +16,7 @@ from typing import Any
 
 from powerinfer_cpp.text.chat import TemplateFormat
 from powerinfer_cpp.text.tool_chat import prepare
-from powerinfer_cpp.text.tools import HARMONY, ToolParser, ToolRequest, message
+from powerinfer_cpp.text.tools import ToolParser, ToolRequest, message
 
 WORDS = ("Question", "Rules", "Reply", "Result", "Oslo")  # of the conversations
 LOOK = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -60,7 +60,7 @@ def wrong(template: TemplateFormat, name: str, with_tools: bool) -> str:
 def unread(template: TemplateFormat) -> bool:
     """Is a call that the template writes none to the parser of its style?"""
     style = template.style
-    if style is None or style is HARMONY or style.bare:  # these need the beginning of an answer
+    if style is None or style.answer or style.bare:  # these need the beginning of an answer
         return False
     request = ToolRequest.of(TOOLS)
     text = template(called("abcdefgh1")[:2], request, add_generation_prompt=False).text

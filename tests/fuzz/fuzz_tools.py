@@ -18,6 +18,8 @@ from powerinfer_cpp.text.tools import (
     CallBegin,
     CallEnd,
     Content,
+    FunctionaryParser,
+    GlimmerParser,
     HarmonyParser,
     Parser,
     Thought,
@@ -61,7 +63,8 @@ RULES = {
     + ["<tool", "[TOOL", "<", "[", "]", ", ", "; "]
     + ["\x02think>", "\x02/think>", "\x02a>b\x02c>", "\x02a>", "\x02d>", "```json\n", "\n```", "`"]
     + ["<|start|>assistant", "<|channel|>", "analysis", "commentary to=functions.<name>", "as"]
-    + ["<|message|>", "<|end|>", "<|call|>", "<|constrain|>json", " to=functions.<name>"],
+    + ["<|message|>", "<|end|>", "<|call|>", "<|constrain|>json", " to=functions.<name>"]
+    + [" to=self", " to=user", " to=<name>", "<|eom|>", ">>>all\n", ">>><name>\n"],
     "call": [
         '{"name": "<name>", "<key>": <value>}',
         '{"name": "<name>", "<key>": <value>}',
@@ -149,6 +152,7 @@ NAMES = [
     *sorted(STYLES),
     "definitions",
     *("thoughts", "open thoughts", "thoughts and answers", "raw messages", "messages"),
+    "to tools",
 ]
 
 
@@ -158,7 +162,11 @@ def _parser(name: str, style: str) -> Parser:
     new_id = lambda: str(next(count))  # noqa: E731
     if "messages" in name:
         return HarmonyParser(_NAMES, new_id, raw=name != "messages")
+    if name == "functionary-3":
+        return FunctionaryParser(_NAMES, new_id)
     calls = ToolParser(STYLES[style], _NAMES, new_id=new_id, tools=[_ADD])
+    if name == "to tools":
+        return GlimmerParser(calls)
     if "thoughts" not in name:
         return calls
     return ThoughtParser(_AROUND if "answers" in name else _THINK, "open" in name, calls)
@@ -188,7 +196,7 @@ def _answer(name: str, style: str, text: str, step: int) -> None:
     for call in made.get("tool_calls", []):
         arguments = call["function"]["arguments"]
         assert isinstance(json.loads(arguments), dict) and call["function"]["name"] in _NAMES
-    if name in STYLES and name != "harmony" and "tool_calls" not in made:
+    if name in STYLES and name not in ("harmony", "functionary-3") and "tool_calls" not in made:
         assert made["content"] == text
     opened = None
     for event in events:

@@ -111,7 +111,7 @@ def d(mark: str) -> str:
     return f"<\uff5ctool\u2581{mark}\uff5c>"
 
 
-DSML = "\uff5cDSML\uff5c"
+DSML, GCML = "\uff5cDSML\uff5c", "\uff5cGCML\uff5c"
 IM_USER, IM_END = "<|im_start|>user\n", "<|im_end|>\n"
 IM: dict[str, Any] = {"user": (IM_USER, IM_END), "assistant": ("<|im_start|>assistant\n", IM_END)}
 OPENED = "<|im_start|>assistant\n<think>\n"
@@ -486,6 +486,76 @@ FAMILIES = {
         called="<|think|>Hm.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1"
         f"<|tool_call:name|>look<|tool_call:args|>{JSON}<|tool_call:end|><|calls|>",
         repeats=False,  # the mark before a text stands before these calls, too
+    ),
+    "functionary-3.2": Family(
+        "functionary-3",
+        ("<user>", "<end>"),
+        ("<assistant>", "<end>"),
+        begin="<assistant>>>>",
+        content="'>>>all\\n' ~ m.content if m.content else ''",
+        call=named(">>>", "\n", ""),
+        between="",
+        text="all\nYes.",
+        called=f"look\n{JSON}",
+        quiet=True,
+    ),
+    "gigachat-3": Family(
+        "gigachat-3",
+        ("user<|role_sep|>\n", "<|message_sep|>\n\n"),
+        ("assistant<|role_sep|>\n", "<|message_sep|>\n\n"),
+        call=named(
+            '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "', '", "arguments": ', "}"
+        ),
+        text="Yes.",
+        called='<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "look", "arguments": '
+        f"{JSON}}}",
+        quiet=True,
+    ),
+    "gigachat-3.5": Family(
+        "gcml-tool_calls",
+        ("user<|role_sep|>\n", "<|message_sep|>\n\n"),
+        ("assistant<|role_sep|>\n", "<|message_sep|>\n\n"),
+        begin="assistant<|role_sep|>\n<think>",
+        thoughts=("<think>", "</think>\n\n"),
+        call=said(f'<{GCML}invoke name="')
+        + "{{ f.name }}"
+        + said('">\n')
+        + "{% for k, v in f.arguments.items() %}"
+        + said(f'<{GCML}parameter name="')
+        + "{{ k }}"
+        + said('" string="')
+        + "{{ 'true' if v is string else 'false' }}"
+        + said('">')
+        + "{{ v if v is string else v | tojson }}"
+        + said(f"</{GCML}parameter>\n")
+        + "{% endfor %}"
+        + said(f"</{GCML}invoke>\n"),
+        calls=(f"<{GCML}tool_calls>\n", f"</{GCML}tool_calls>"),
+        between="",
+        text="Hm.</think>\n\nYes.",
+        called=f'Hm.</think>\n\n<{GCML}tool_calls>\n<{GCML}invoke name="look">\n<{GCML}parameter '
+        f'name="city" string="true">Oslo "N"</{GCML}parameter>\n<{GCML}parameter name="n" '
+        f'string="false">3</{GCML}parameter>\n</{GCML}invoke>\n</{GCML}tool_calls>',
+    ),
+    "muse-glimmer": Family(
+        "atem",
+        ("<|start|>user<|message|>", "<|eot|>"),
+        ("<|start|>assistant", "<|eot|>"),
+        thoughts=(" to=self<|message|>", "<|eom|><|start|>assistant"),
+        content="' to=user<|message|>' ~ m.content if m.content else ''",
+        call=said(" to=")
+        + "{{ f.name }}"
+        + said('<|message|><atem:function_calls>\n<atem:invoke name="')
+        + "{{ f.name }}"
+        + said('">\n')
+        + pairs('<atem:parameter name="', '">', "</atem:parameter>\n")
+        + said("</atem:invoke>\n</atem:function_calls>"),
+        between="<|eom|><|start|>assistant",
+        text=" to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Yes.<|eot|>",
+        called=" to=self<|message|>Hm.<|eom|><|start|>assistant to=look<|message|>"
+        '<atem:function_calls>\n<atem:invoke name="look">\n<atem:parameter name="city">Oslo "N"'
+        '</atem:parameter>\n<atem:parameter name="n">3</atem:parameter>\n</atem:invoke>\n'
+        "</atem:function_calls>",
     ),
     "apriel-1.6": Family(
         "apriel",

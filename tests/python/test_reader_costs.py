@@ -17,12 +17,10 @@ from powerinfer_cpp.server import texts
 from powerinfer_cpp.text.completion import Piece, TextStream
 from powerinfer_cpp.text.tools import (
     STYLES,
-    HarmonyParser,
     Parser,
-    ThoughtParser,
     Thoughts,
-    Tool,
-    ToolParser,
+    ToolRequest,
+    parser_of,
 )
 
 PARAMETERS = {
@@ -32,7 +30,9 @@ PARAMETERS = {
         "t": {"type": "array", "items": {"type": "array", "items": {"type": "string"}}},
     },
 }
-TOOLS = [Tool("run", "", PARAMETERS)]
+REQUEST = ToolRequest.of(
+    [{"type": "function", "function": {"name": "run", "parameters": PARAMETERS}}]
+)
 THINK = Thoughts("<think>", "</think>", lead="<answer>", last="</answer>")
 
 # What is repeated; holes are those of the style.
@@ -86,6 +86,9 @@ UNITS = {
     "channels": "<|channel|>analysis<|message|>",
     "messages": "<|start|>assistant<|channel|>final<|message|>a<|end|>",
     "messages' ends": "<|end|>",
+    "cut headers": "<|channel|>analysis",
+    "messages to itself": "<|start|>assistant to=self<|message|>a<|eom|>",
+    "messages to all": ">>>all\na",
 }
 # Where it stands: what comes before and behind it.
 PLACES = {
@@ -141,10 +144,11 @@ def spelled(style_name: str, text: str) -> str:
 
 def reader(kind: str, style: str) -> Parser:
     count = itertools.count()
-    if style == "harmony":
-        return HarmonyParser({"run"}, lambda: str(next(count)))
-    calls = ToolParser(STYLES[style], {"run"}, lambda: str(next(count)), TOOLS)
-    return calls if kind == "calls" else ThoughtParser(THINK, kind == "open thoughts", calls)
+    tags = None if kind == "calls" else THINK
+    opened, new_id = kind == "open thoughts", lambda: str(next(count))
+    one = parser_of(STYLES[style], REQUEST, tags, opened=opened, new_id=new_id)
+    assert one is not None
+    return one
 
 
 def reads(kind: str, style: str, place: str, unit: str, cut: str) -> Callable[[int], float]:
@@ -194,6 +198,7 @@ ONCE_SLOW = [
     ("thoughts", "hermes", "an answer", "space", "long tokens"),
     ("calls", "harmony", "text", "messages", "whole"),
     ("calls", "harmony", "text", "messages' ends", "whole"),
+    ("open thoughts", "hermes", "text", "calls", "tokens"),
 ]
 
 

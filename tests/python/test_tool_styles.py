@@ -17,11 +17,11 @@ from powerinfer_cpp.text.tool_chat import prepare
 from powerinfer_cpp.text.tools import (
     STYLES,
     CallBegin,
-    HarmonyParser,
     ToolParser,
     ToolRequest,
     check_tools,
     message,
+    parser_of,
     style_of,
 )
 
@@ -124,9 +124,8 @@ TEXTS = {
 
 def parse(style: str, pieces: Sequence[str]) -> dict[str, Any]:
     ids = itertools.count()
-    one = ToolParser(
-        STYLES[style], REQUEST.names, new_id=lambda: f"c{next(ids)}", tools=REQUEST.tools
-    )
+    one = parser_of(STYLES[style], REQUEST, new_id=lambda: f"c{next(ids)}")
+    assert one is not None
     events = [event for piece in pieces for event in one.push(piece)]
     return message(events + one.finish())
 
@@ -162,7 +161,7 @@ def test_arguments_are_passed_on_while_they_are_written(style: str) -> None:
     assert one.push(TEXTS[style][: TEXTS[style].index("12 ") + 3]) == []
 
 
-@pytest.mark.parametrize("style", [name for name in STYLES if name != "harmony"])
+@pytest.mark.parametrize("style", STYLES)
 def test_written_calls_are_read(style: str) -> None:
     made = [("look", FIRST), ("now", {})][: 1 if STYLES[style].between is None else 2]
     functions = [{"name": name, "arguments": arguments} for name, arguments in made]
@@ -353,6 +352,10 @@ def test_which_style_a_template_has() -> None:
         ("gemma-4", "<|tool_call>call:"),
         ("harmony", "<|start|><|channel|><|message|>functions."),
         ("functionary", "<function=x></function>"),
+        ("functionary-3", ">>>all"),
+        ("gigachat", "<|role_sep|><|message_sep|><|function_call|>"),
+        ("gigachat-3", "<|role_sep|><|message_sep|>"),
+        ("gcml-tool_calls", "<|role_sep|><|message_sep|><\uff5cGCML\uff5c"),
         ("qwen-coder", "<tool_call><function=x></function>"),
         ("hunyuan", "<tool_calls{}>"),
     ):
@@ -450,11 +453,7 @@ def test_forced_calls_are_read(style: str) -> None:
     assert texts
     for text in texts:
         text = STYLES[style].begin + text
-        if style == "harmony":
-            one = HarmonyParser(request.names)
-            found = message(one.push(text) + one.finish())
-        else:
-            found = parse(style, [text])
+        found = parse(style, [text])
         assert found["content"] is None, text
         for name, given in calls(found):
             assert name == "now" or isinstance(given["city"], str)

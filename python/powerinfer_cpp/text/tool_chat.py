@@ -17,15 +17,13 @@ from .thinking import Thinking
 from .thought_limit import ThoughtLimit
 from .tools import (
     HARMONY,
-    HARMONY_THOUGHTS,
     HERMES,
-    HarmonyParser,
+    STYLES,
     Parser,
     Style,
-    ThoughtParser,
     Thoughts,
-    ToolParser,
     ToolRequest,
+    parser_of,
 )
 from .tools.history import has_tools, without_tools
 
@@ -78,24 +76,25 @@ def prepare(
             said = _prompt(chat_format, other, request, thinking)[0].text
             shared.append(_common(prompt.text, said))
     tags: Thoughts | None = getattr(chat_format, "thoughts", None)
-    text = prompt.text if begun is None else prompt.text + _beginning(begun, tags, prompt.text)
-    harmony = tags is HARMONY_THOUGHTS
+    text, in_messages = prompt.text, bool(style.answer)
+    text += "" if begun is None else _beginning(begun, tags, text, style.answer)
     closes = tags is not None and tags.opened_by(text)
     # The template knows no way to turn thoughts off; or they are a message, which a call ends.
-    closes = closes and (thinking.on is False or (harmony and constrained))
+    closes = closes and (thinking.on is False or (in_messages and constrained))
     if closes:
-        text += f"{tags.closing}{NEXT}" if harmony else tags.tail
-    answers = harmony and not forced and bool(closes or grammar or begun and begun["content"])
-    text += FINAL if answers and begun is None else ""
+        text += f"{tags.closing}{NEXT}" if in_messages else tags.tail
+    answers = in_messages and not forced and bool(closes or grammar or begun and begun["content"])
+    text += style.answer if answers and begun is None else ""
     thinks = begun is not None and not begun["content"] and "reasoning_content" in begun
     opened = tags is not None and (tags.opened_by(text) or thinks)
     has_begun = begun is not None and bool(begun["content"] or begun.get("reasoning_content"))
     waits = opened and constrained
     if forced and not style.can_force(request):
         style = HERMES
-    parser = _parser(style, request, tags, opened, has_begun, waits, thinking.raw)
-    if harmony and parser is not None and (answers or opened):  # it sees how the answer begins
-        parser.push(FINAL if answers else tags.head)
+    how = {"opened": opened, "begun": has_begun, "waits": waits, "raw": thinking.raw}
+    parser = parser_of(style, request, tags, **how)
+    if in_messages and (answers or opened):  # it sees how the answer begins
+        parser.push(style.answer if answers else tags.head)
     shown = control(_control(style, request, tags)) if parser or tags else {}
     if forced:
         assert request is not None
@@ -103,7 +102,7 @@ def prepare(
         if opened:  # thoughts come first, so the prompt cannot end with the beginning of a call
             calls["before"] = style.begin + calls["before"]
         else:
-            text += style.begin
+            text += "" if text.endswith(style.begin) else style.begin
             parser.push(style.begin)
         grammar = LlamaGrammar.from_tool_calls(calls, shown)
     limit = None
@@ -137,46 +136,27 @@ def _common(a: str, b: str) -> int:
 
 # What gpt-oss knows instead.
 _KNOWN_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
-FINAL = "<|channel|>final<|message|>"  # where gpt-oss answers
-NEXT = "<|start|>assistant"  # what its next message begins with
-
-
-def _parser(
-    style: Style,
-    request: ToolRequest | None,
-    tags: Thoughts | None,
-    opened: bool,
-    begun: bool,
-    waits: bool,
-    raw: bool,
-) -> Parser | None:
-    """What reads the answer. opened, begun, raw: as in ThoughtParser. waits: a grammar waits for
-    the end of thoughts, which then have no calls."""
-    names = request.names if request is not None else frozenset()
-    if style is HARMONY:
-        return HarmonyParser(names, raw=raw)
-    calls = ToolParser(style, names, tools=request.tools) if request is not None else None
-    if tags is None:
-        return calls
-    return ThoughtParser(tags, opened, calls, quotes=waits, raw=raw, begun=begun)
+NEXT = "<|start|>assistant"  # with what messages begin behind others
+# Texts of control tokens that end messages, which need not end the answer.
+_ENDS = {text for style in STYLES.values() if style.answer for text in style.control}
 
 
 def _control(style: Style, request: ToolRequest | None, tags: Thoughts | None) -> list[str]:
     """Texts that the parser looks for."""
-    found = list(style.control) if request is not None or style is HARMONY else []
+    found = list(style.control) if request is not None or style.answer else []
     return found if tags is None else [*found, tags.opening, tags.closing, tags.lead]
 
 
 def control_tokens(model: Model, texts: Iterable[str]) -> dict[str, int]:
     """Ids of the control tokens of which texts are made, by their own texts.
 
-    A token that ends answers goes on doing that, but for gpt-oss and Solar, whose messages it ends.
+    A token that ends answers goes on doing that, but for those whose messages it ends, and Solar.
     """
     found = {}
     for text in texts:
         for token in model.tokenize(text.encode("utf-8"), special=True):
             data = model.text(token, True)
-            ends = model.ends(token) and text not in HARMONY.control
+            ends = model.ends(token) and text not in _ENDS
             if data and not model.text(token) and not ends:
                 found[data.decode("utf-8", "replace")] = token
     return found
@@ -212,13 +192,14 @@ def _begun(
     return messages[:-1], checked
 
 
-def _beginning(begun: Mapping[str, Any], tags: Thoughts | None, prompt: str) -> str:
-    """What a begun answer adds to a prompt. Text means that the thoughts are over."""
+def _beginning(begun: Mapping[str, Any], tags: Thoughts | None, prompt: str, answer: str) -> str:
+    """What a begun answer adds to a prompt. Text means that the thoughts are over. answer: as in
+    Style."""
     content, thoughts = begun["content"], begun.get("reasoning_content", "")
+    if content and (tags is None or not thoughts and answer):
+        return answer + content
     if tags is None:
         return content
-    if tags is HARMONY_THOUGHTS and content and not thoughts:
-        return FINAL + content
     head = "" if tags.opened_by(prompt) or not thoughts else tags.head
     if not content:
         return head + thoughts
@@ -239,7 +220,7 @@ def _prompt(
     names: dict[str, Any] = {}
     if getattr(chat_format, "takes_names", False):
         names = thinking.template_names()
-        if getattr(chat_format, "thoughts", None) is HARMONY_THOUGHTS:
+        if getattr(chat_format, "style", None) is HARMONY:
             effort = "low" if thinking.on is False else names.get("reasoning_effort")
             if effort is not None:
                 names["reasoning_effort"] = _KNOWN_EFFORTS.get(effort, effort)

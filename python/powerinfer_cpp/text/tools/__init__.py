@@ -18,9 +18,11 @@ from .events import (
     message,
     parts,
 )
-from .harmony import THOUGHTS as HARMONY_THOUGHTS
+from .functionary import FunctionaryParser
+from .glimmer import GlimmerParser
 from .harmony import HarmonyParser
 from .parser import ToolParser
+from .parsers import parser_of
 from .probe import thoughts_of
 from .styles import HARMONY, HERMES, STYLES, Style, style_of
 from .thought_parser import ThoughtParser
@@ -28,7 +30,6 @@ from .thoughts import Thoughts
 
 __all__ = [
     "HARMONY",
-    "HARMONY_THOUGHTS",
     "HERMES",
     "STYLES",
     "Call",
@@ -37,6 +38,8 @@ __all__ = [
     "CallEnd",
     "Content",
     "Event",
+    "FunctionaryParser",
+    "GlimmerParser",
     "HarmonyParser",
     "Parser",
     "Part",
@@ -50,6 +53,7 @@ __all__ = [
     "check_tools",
     "deltas",
     "message",
+    "parser_of",
     "parts",
     "style_of",
     "thoughts_of",

@@ -9,7 +9,6 @@ from .kinds import functions_of
 from .messages import Call, HeaderParser, Message, Text
 from .reader import function_named
 from .styles import HARMONY
-from .thoughts import Thoughts
 
 _CHANNEL = "<|channel|>"
 _ITEMS = re.compile(
@@ -19,14 +18,6 @@ _ITEMS = re.compile(
 _WORDS = ("assistant", "to=", "<|constrain|>", "analysis", "commentary", "final", "json")
 _RECIPIENT = re.compile(r"\bto=([^\s<{]+)")
 _CHANNELS = re.compile("analysis|commentary|final")
-
-THOUGHTS = Thoughts(
-    opening="<|channel|>analysis<|message|>",
-    closing="<|end|>",
-    begin="<|channel|>analysis<|message|>",
-    end="<|end|><|start|>assistant<|channel|>final<|message|>",
-    field="thinking",
-)
 
 
 class HarmonyParser(HeaderParser):
@@ -58,4 +49,4 @@ class HarmonyParser(HeaderParser):
         # Free text behind the mark of a channel is what a model thinks.
         unnamed = rest is not None and channels == [""] and _CHANNEL in head
         thinks = not recipients and channels[-1] == "analysis" or unnamed
-        return Text(THOUGHTS if thinks else None, self._raw)
+        return Text(HARMONY.thoughts if thinks else None, self._raw)

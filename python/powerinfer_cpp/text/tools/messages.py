@@ -187,7 +187,8 @@ class HeaderParser(MessageParser):
 
     @abstractmethod
     def _of(self, head: str, rest: str | None) -> Message:
-        """The message behind this header; rest: its text begins so, and no mark is before it."""
+        """The message behind this header, which may be empty; rest: its text begins so, and no mark
+        is before it."""
 
     def _in_header(self, text: str, at: int) -> tuple[list[Event], int]:
         most = at + self._n_header
@@ -196,7 +197,7 @@ class HeaderParser(MessageParser):
         head, rest = text[at:begin], text[begin : stop.start() if stop else most]
         marked = self._is_marked(head)
         if not marked and (rest if stop else self._is_text(rest)):
-            self._open(Text())
+            self._open(self._of("", rest))
             return [], at
         if stop is None and len(text) < most:
             return [], at
@@ -205,7 +206,7 @@ class HeaderParser(MessageParser):
             return [], stop.end()
         if stop is not None and not (_WORD.search(rest) if marked else head.strip()):
             return [], stop.end() if stop[0] in self._ends else stop.start()
-        self._open(self._of(head, rest) if marked else Text())
+        self._open(self._of(head if marked else "", rest))
         return [], begin if marked else at
 
     def _in_message(self, text: str, at: int) -> tuple[list[Event], int]:

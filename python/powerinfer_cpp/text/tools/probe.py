@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from .harmony import THOUGHTS as HARMONY_THOUGHTS
-from .styles import HARMONY, MINIMAX, MINIMAX_3, style_of
+from .styles import MINIMAX, MINIMAX_3, Style, style_of
 from .thoughts import Thoughts
 
 # Renders messages and further names, with or without the beginning of an answer. Raises ValueError.
@@ -37,9 +36,10 @@ _MOST = 60  # characters of what opens thoughts
 
 def thoughts_of(source: str, render: Render) -> Thoughts | None:
     """How a template writes thoughts; None if it has none."""
-    if style_of(source) is HARMONY:
-        return HARMONY_THOUGHTS
-    marked = all(tag in source for tag in _RESPONSE.values()) and not _of_results(source, render)
+    style = style_of(source)
+    if style is not None and style.thoughts is not None:
+        return style.thoughts
+    marked = all(tag in source for tag in _RESPONSE.values()) and not _of_results(style, render)
     for field in (name for name in _FIELDS if re.search(rf"\b{name}\b", source)):
         for calls in (False, True):  # some keep thoughts only beside calls
             for names in ({}, _ON):
@@ -57,9 +57,9 @@ def thoughts_of(source: str, render: Render) -> Thoughts | None:
     return None
 
 
-def _of_results(source: str, render: Render) -> bool:
+def _of_results(style: Style | None, render: Render) -> bool:
     """Are the tags of _RESPONSE those around results of tools?"""
-    if style_of(source) in (MINIMAX, MINIMAX_3):
+    if style in (MINIMAX, MINIMAX_3):
         return True
     called = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
     try:

@@ -10,7 +10,8 @@
 - in tags (tags.py): XML of Qwen3-Coder, MiniMax, Seed and DeepSeek V3.2, pairs of GLM, JSON behind
   a name of DeepSeek and Kimi
 - a name and its arguments: Python of LFM2 and SmolLM3, Gemma 4's own
-- harmony, of gpt-oss, whose whole answer has a parser of its own (harmony.py)
+- in messages, of gpt-oss (harmony), Muse Glimmer (atem) and Functionary 3.2, whose whole answers
+  have parsers of their own (messages.py)
 """
 
 import json
@@ -26,6 +27,7 @@ from .definitions import ToolRequest
 from .history import in_channels, one_by_one, with_short_ids, without_empty_texts
 from .reader import Functions
 from .tags import TagCall, Tags
+from .thoughts import Thoughts
 
 MAX_FORCED = 8  # calls in an answer that must call: a weak model would never stop by itself
 
@@ -78,6 +80,9 @@ class Style:
     id: str = ""
     also: tuple[tuple[str, str], ...] = ()
     heads: tuple[str, ...] = ()
+    # Of answers that consist of messages: what begins one to the user.
+    answer: str = ""
+    thoughts: Thoughts | None = None  # if all templates of the style write them alike
     # What templates want of earlier messages (see chat.check_messages).
     history: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = list
     new_id: Callable[[], str] = _long_id
@@ -281,6 +286,17 @@ GIGACHAT = Style(
     ("<|function_call|>",),
     history=one_by_one,
 )
+_SEPS = ("<|message_sep|>\n", "<|message_sep|>", "")  # of which line breaks are missing, or all
+GIGACHAT_3 = Style(
+    "gigachat-3",
+    "<|message_sep|>\n\nfunction call<|role_sep|>",
+    "<|message_sep|>",
+    _object(),
+    ("<|message_sep|>", "<|role_sep|>"),
+    before="\n",
+    also=tuple((f"{before}function call<|role_sep|>", "") for before in _SEPS),
+    history=one_by_one,
+)
 MINIMAX_1 = Style(
     "minimax-1",
     "<tool_calls>",
@@ -347,7 +363,21 @@ def _invoked(name: str, prefix: str, opening: str, closing: str, told: str = "")
 
 
 MINIMAX = _invoked("minimax", "", "<minimax:tool_call>", "</minimax:tool_call>")
-ATEM = _invoked("atem", "atem:", "<atem:function_calls>", "</atem:function_calls>")
+ATEM = replace(  # of Muse Glimmer
+    _invoked("atem", "atem:", "<atem:function_calls>", "</atem:function_calls>"),
+    control=(
+        *("<atem:function_calls>", "</atem:function_calls>"),
+        *("<|start|>", "<|message|>", "<|eom|>"),
+    ),
+    answer=" to=user<|message|>",
+    thoughts=Thoughts(
+        opening="to=self<|message|>",
+        closing="<|eom|>",
+        begin=" to=self<|message|>",
+        end="<|eom|><|start|>assistant to=user<|message|>",
+        field="reasoning_content",
+    ),
+)
 _MARK = "]<]minimax[>["
 MINIMAX_3 = Style(
     "minimax-3",
@@ -361,14 +391,16 @@ MINIMAX_3 = Style(
 _DSML = "\uff5cDSML\uff5c"
 
 
-def _dsml(section: str) -> Style:
-    opening, closing = f"<{_DSML}{section}>", f"</{_DSML}{section}>"
-    style = _invoked(f"dsml-{section}", _DSML, opening, closing, ' string="{text}"')
-    return replace(style, control=(_DSML,))
+def _dsml(section: str, mark: str = _DSML) -> Style:
+    opening, closing = f"<{mark}{section}>", f"</{mark}{section}>"
+    name = f"{mark.strip(_DSML[0]).lower()}-{section}"
+    style = _invoked(name, mark, opening, closing, ' string="{text}"')
+    return replace(style, control=(mark,))
 
 
 DSML = _dsml("function_calls")  # of DeepSeek V3.2
 DSML_4 = _dsml("tool_calls")  # of V4
+GCML = _dsml("tool_calls", "\uff5cGCML\uff5c")  # of GigaChat 3.5
 
 
 def _deepseek(mark: str) -> str:
@@ -423,6 +455,9 @@ FUNCTIONARY = Style(
     tags=True,
     also=(("<function name=", ""),),
 )
+FUNCTIONARY_3 = Style(
+    "functionary-3", ">>>", "", ("{name}\n", ""), (), between=">>>", tags=True, answer="all\n"
+)
 MINICPM = replace(
     FUNCTIONARY,
     name="minicpm",
@@ -473,14 +508,22 @@ HARMONY = Style(
     call=("{name} <|constrain|>json<|message|>", ""),
     control=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"),
     history=in_channels,
+    answer="<|channel|>final<|message|>",
+    thoughts=Thoughts(
+        opening="<|channel|>analysis<|message|>",
+        closing="<|end|>",
+        begin="<|channel|>analysis<|message|>",
+        end="<|end|><|start|>assistant<|channel|>final<|message|>",
+        field="thinking",
+    ),
 )
 STYLES = {
     style.name: style
     for style in (
         *(HERMES, LLAMA_3, MISTRAL, MISTRAL_ARGS),
-        *(NEMOTRON, COHERE, APRIEL, GRANITE_3, MINIMAX_1, GIGACHAT),
-        *(QWEN_CODER, SEED, GLM, HUNYUAN, MINIMAX, MINIMAX_3, ATEM, DSML, DSML_4),
-        *(DEEPSEEK, DEEPSEEK_R1, KIMI, SOLAR, APERTUS, FUNCTIONARY, MINICPM),
+        *(NEMOTRON, COHERE, APRIEL, GRANITE_3, MINIMAX_1, GIGACHAT, GIGACHAT_3),
+        *(QWEN_CODER, SEED, GLM, HUNYUAN, MINIMAX, MINIMAX_3, ATEM, DSML, DSML_4, GCML),
+        *(DEEPSEEK, DEEPSEEK_R1, KIMI, SOLAR, APERTUS, FUNCTIONARY, FUNCTIONARY_3, MINICPM),
         *(LFM2, SMOLLM, GEMMA_4, HARMONY),
     )
 }
@@ -492,6 +535,9 @@ _MARKS: tuple[tuple[Style, tuple[str, ...]], ...] = (
     (DSML_4, (_DSML, "tool_calls>")),
     (MINIMAX_3, (_MARK,)),
     (GIGACHAT, (GIGACHAT.opening,)),
+    (GCML, GCML.control),
+    (GIGACHAT_3, ("<|role_sep|>", "<|message_sep|>")),
+    (FUNCTIONARY_3, (">>>all",)),
     (MINIMAX, ("<minimax:tool_call>",)),
     (SEED, ("<seed:tool_call>",)),
     (DEEPSEEK_R1, (_CALLS, "```json")),
