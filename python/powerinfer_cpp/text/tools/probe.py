@@ -21,8 +21,13 @@ _PAIRS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
-# What Granite 3 and ERNIE write around the text of an answer, and MiniMax around results of tools.
-_RESPONSE = {"lead": "<response>", "last": "</response>"}
+# What stands around the text of an answer: of Granite 3 and ERNIE (of MiniMax, around results of
+# tools), of Command R7B, and of Command A.
+_AROUND = (
+    ("<response>", "</response>"),
+    ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ("<|START_TEXT|>", "<|END_TEXT|>"),
+)
 _ON = {"enable_thinking": True, "thinking": True}
 _THOUGHT, _CONTENT, _NAME = "Qzthoughtqz", "Qzcontentqz", "qzname"
 _ASK = {"role": "user", "content": "Hi"}
@@ -39,34 +44,35 @@ def thoughts_of(source: str, render: Render) -> Thoughts | None:
     style = style_of(source)
     if style is not None and style.thoughts is not None:
         return style.thoughts
-    marked = all(tag in source for tag in _RESPONSE.values()) and not _of_results(style, render)
+    around = next((tags for tags in _AROUND if all(tag in source for tag in tags)), ("", ""))
+    lead, last = ("", "") if _is_of_results(around[0], style, render) else around
     for field in (name for name in _FIELDS if re.search(rf"\b{name}\b", source)):
         for calls in (False, True):  # some keep thoughts only beside calls
             for names in ({}, _ON):
                 found = _written(field, calls, names, render)
                 if found is not None:
-                    return replace(found, **_RESPONSE) if marked and not found.lead else found
+                    return found if found.lead else replace(found, lead=lead, last=last)
     for opening, closing in _PAIRS:
         if opening in source or closing in source:
-            tags = Thoughts(opening, closing)
-            if marked:
-                tags = replace(tags, end=f"\n{closing}\n<response>", **_RESPONSE)
+            tags = Thoughts(opening, closing, lead=lead, last=last)
+            if lead and not tags.anywhere:
+                tags = replace(tags, end=f"\n{closing}\n{lead}")
             # It may take them in chats that were not tried.
             known = _FIELDS[0] in source
             return replace(tags, field=_FIELDS[0]) if known else _inside(tags, render)
     return None
 
 
-def _of_results(style: Style | None, render: Render) -> bool:
-    """Are the tags of _RESPONSE those around results of tools?"""
-    if style in (MINIMAX, MINIMAX_3):
+def _is_of_results(tag: str, style: Style | None, render: Render) -> bool:
+    """Does this tag stand before results of tools?"""
+    if not tag or style in (MINIMAX, MINIMAX_3):
         return True
     called = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
     try:
         text = render([_ASK, called, {**_RESULT, "content": _CONTENT}], {}, False)
     except ValueError:
         return False
-    return text.partition(_CONTENT)[0].rstrip().endswith(_RESPONSE["lead"])
+    return text.partition(_CONTENT)[0].rstrip().endswith(tag)
 
 
 def _written(field: str, calls: bool, names: dict[str, Any], render: Render) -> Thoughts | None:
