@@ -17,6 +17,8 @@ from powerinfer_cpp.text.tools import (
     STYLES,
     Content,
     Event,
+    FunctionaryParser,
+    GlimmerParser,
     HarmonyParser,
     Parser,
     Thought,
@@ -153,6 +155,7 @@ def test_what_the_prompt_has_begun() -> None:
         (SOLAR, "solar", "<|think|>Hm<|begin|>assistant<|content|>Yes.<|end|>", "Yes.", "Hm", []),
         (SOLAR, "solar", "<|content|>Yes.<|end|><|think|>Hm<|end|>", "Yes.", "Hm", []),
         (SOLAR, "solar", "<|think|>Hm<|end|><|begin|>assist", "", "Hm", []),
+        (SOLAR, "solar", "<|content|>Yes.<|end|><|begin|>assistant", "Yes.", "", []),
     ],
 )
 def test_thoughts_anywhere(
@@ -206,6 +209,58 @@ def test_headers_that_are_written_badly(
     assert read(lambda: HarmonyParser({"wait"}, new_id()), text, pick(3, 1)) == want
 
 
+SHOWN = (
+    '<atem:function_calls>\n<atem:invoke name="wait">\n<atem:parameter name="n">1'
+    "</atem:parameter>\n</atem:invoke>\n</atem:function_calls>"
+)
+TO_USER = "<|start|>assistant to=user<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "thoughts", "n_calls"),
+    [
+        (" to=user<|message|>Yes.<|eot|>", "Yes.", "", 0),
+        (f" to=wait<|message|>{SHOWN}<|eot|>", "", "", 1),
+        (f" to=user<|message|>Write {SHOWN}<|eot|>", f"Write {SHOWN}", "", 0),
+        (f" to=self<|message|>{SHOWN}? No.<|eom|>{TO_USER}No.<|eot|>", "No.", f"{SHOWN}? No.", 0),
+        (f" to=self<|message|>Hm.\n{SHOWN}", "", "Hm.", 1),
+        (f" to=self<|message|>Hm.\n{SHOWN}<|eom|>", "", f"Hm.\n{SHOWN}", 0),
+        (f" to=self Hm.<|eom|>{TO_USER}Yes.", "Yes.", "Hm.", 0),
+        (
+            f" to=user<|message|>One.<|eom|><|start|>assistant to=wait<|message|>{SHOWN}<|eom|>"
+            f"<|start|>assistant to=wait<|message|>{SHOWN}<|eot|>",
+            "One.",
+            "",
+            2,
+        ),
+        (f"One. {SHOWN}", "One.", "", 1),
+    ],
+)
+def test_messages_to_tools_and_to_others(
+    text: str, content: str, thoughts: str, n_calls: int
+) -> None:
+    calls = lambda: ToolParser(STYLES["atem"], {"wait"}, new_id())  # noqa: E731
+    want = (content, thoughts, ['{"n": 1}'] * n_calls, "tool_calls" if n_calls else "stop")
+    assert read(lambda: GlimmerParser(calls()), text, pick(5, 1)) == want
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "arguments"),
+    [
+        ("all\nSee >>> x\n>>>it", "See >>> x\n>>>it", []),
+        ('all\nI wait.>>>wait\n{"n": 1}>>>wait\n{}', "I wait.", ['{"n": 1}', "{}"]),
+        ('>>>wait\n{"n": ">>>all"}\n>>>all\nDone.', "Done.", ['{"n": ">>>all"}']),
+        (">>>wait\n", "", ["{}"]),
+        (">>>run\n{}", ">>>run\n{}", []),
+        ("Yes.", "Yes.", []),
+        (">>>wa", "", []),
+    ],
+)
+def test_messages_behind_lines(text: str, content: str, arguments: list[str]) -> None:
+    found = read(lambda: FunctionaryParser({"wait"}, new_id()), text)
+    assert found == (content, "", arguments, "tool_calls" if arguments else "stop")
+
+
 FRAGMENTS = [
     *("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|call|>", "<|constrain|>"),
     *("assistant", "analysis", "final", "commentary", f" {TO}", " to=x", "json", '{"n": 1}'),
@@ -237,6 +292,7 @@ def test_any_cut_of_thoughts_gives_the_same(data: st.DataObject) -> None:
 
 GPT = "{# <|channel|> <|message|> functions. tools #}{{ messages[0].content }}"
 OPENS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant><think>\n"
+MUSE = "{# tools <atem:function_calls> #}{{ messages[0].content }}<|start|>assistant"
 RESULTS = """{# <think> </think> #}{% for m in messages %}{% if m.role == 'tool' %}
 <response>{{ m.content }}</response>{% else %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls }}
 {% endif %}{% endfor %}<assistant>"""
@@ -260,6 +316,8 @@ def test_continued_thoughts_keep_their_space() -> None:
         found = answered(source, " am</think>Yes", [*ASK, begun])
         assert (found["reasoning_content"], found["content"]) == (" am", "Yes")
     assert answered(OPENS, " am</think>Yes")["reasoning_content"] == "am"
+    found = answered(MUSE, f" am<|eom|>{TO_USER}Yes<|eot|>", [*ASK, begun])
+    assert (found["reasoning_content"], found["content"]) == (" am", "Yes")
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS])

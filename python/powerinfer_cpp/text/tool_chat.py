@@ -94,7 +94,8 @@ def prepare(
     how = {"opened": opened, "begun": has_begun, "waits": waits, "raw": thinking.raw}
     parser = parser_of(style, request, tags, **how)
     if in_messages and (answers or opened):  # it sees how the answer begins
-        parser.push(style.answer if answers else tags.head)
+        has_thought = begun["reasoning_content"].rstrip() if thinks else ""
+        parser.push(style.answer if answers else tags.head + has_thought)
     shown = control(_control(style, request, tags)) if parser or tags else {}
     if forced:
         assert request is not None

@@ -2,12 +2,31 @@
 
 import re
 
+from .events import Event
 from .messages import Calls, HeaderParser, Message, Text
 from .parser import ToolParser
 from .styles import ATEM
+from .thought_parser import ThoughtParser
 
 _ITEMS = re.compile(r"(?:\s|<\|start\|>|assistant(?![a-z])|to=[^\s<]+)*")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
+
+
+class _ToSelf:
+    """A message that is thoughts, which may end with calls."""
+
+    def __init__(self, calls: ToolParser | None, raw: bool):
+        assert ATEM.thoughts is not None
+        self._opening, self._closing = ATEM.thoughts.opening, ATEM.thoughts.closing
+        self._parser = ThoughtParser(ATEM.thoughts, calls=calls, raw=raw)
+        self._begun = False
+
+    def push(self, text: str) -> list[Event]:
+        opening, self._begun = "" if self._begun else self._opening, True
+        return self._parser.push(opening + text)
+
+    def end(self, whole: bool) -> list[Event]:
+        return self.push(self._closing if whole else "") + self._parser.finish()
 
 
 class GlimmerParser(HeaderParser):
@@ -25,5 +44,5 @@ class GlimmerParser(HeaderParser):
     def _of(self, head: str, rest: str | None) -> Message:
         recipient = (_RECIPIENT.findall(head) or [""])[-1]
         if recipient == "self":
-            return Text(ATEM.thoughts, self._raw)
+            return _ToSelf(self._calls, self._raw)
         return Text() if recipient == "user" or self._calls is None else Calls(self._calls)

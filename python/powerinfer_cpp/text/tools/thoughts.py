@@ -13,7 +13,8 @@ class Thoughts:
     opening, closing: the tags, without the white space around them. begin, end: the same as a
     template writes them, with it. field: under which name a template takes the thoughts of earlier
     messages; "content": with their tags before the text; None: it has no place for them.
-    lead, last: tags before and after the text of an answer, which are no part of it.
+    lead, last: tags before and after the text of an answer, which are no part of it. around:
+    further tags that are none where thoughts may stand anywhere.
     """
 
     opening: str
@@ -23,6 +24,7 @@ class Thoughts:
     field: str | None = None
     lead: str = ""
     last: str = ""
+    around: tuple[str, ...] = ()
 
     @property
     def leads(self) -> list[str]:
@@ -45,8 +47,9 @@ class Thoughts:
     def frames(self) -> list[str]:
         """Where thoughts stand anywhere: the tags that are never part of an answer's text."""
         alone = [tag[0] for tag in _TAG.finditer(self.opening)]
-        around = [self.lead[at:] for at in (tag.start() for tag in _TAG.finditer(self.lead))]
-        texts = [self.opening, *alone[:1], self.closing, *around, self.last]
+        leads = [self.lead[: tag.start()] for tag in _TAG.finditer(self.lead)]
+        bare = alone if len(alone) == 1 else []
+        texts = [self.opening, *bare, self.closing, self.lead, *leads, self.last, *self.around]
         return sorted({text.strip() for text in texts} - {""}, key=len, reverse=True)
 
     @property
