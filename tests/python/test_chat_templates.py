@@ -557,6 +557,38 @@ FAMILIES = {
         '</atem:parameter>\n<atem:parameter name="n">3</atem:parameter>\n</atem:invoke>\n'
         "</atem:function_calls>",
     ),
+    "kimi-k3": Family(
+        "kimi-3",
+        ('<|open|>message role="user"<|sep|>', "<|close|>message<|sep|><|end_of_msg|>"),
+        ('<|open|>message role="assistant"<|sep|>', "<|close|>message<|sep|><|end_of_msg|>"),
+        begin='<|open|>message role="assistant"<|sep|><|open|>think<|sep|>',
+        thoughts=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        content="'<|open|>response<|sep|>' ~ m.content ~ '<|close|>response<|sep|>'",
+        call=said('<|open|>call tool="')
+        + "{{ f.name }}"
+        + said('" index="')
+        + "{{ loop.index }}"
+        + said('"<|sep|>')
+        + "{% for k, v in f.arguments.items() %}"
+        + said('<|open|>argument key="')
+        + "{{ k }}"
+        + said('" type="')
+        + "{{ 'string' if v is string else 'number' }}"
+        + said('"<|sep|>')
+        + "{{ v if v is string else v | tojson }}"
+        + said("<|close|>argument<|sep|>")
+        + "{% endfor %}"
+        + said("<|close|>call<|sep|>"),
+        calls=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+        between="",
+        text="Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>"
+        "<|close|>message<|sep|>",
+        called="Hm.<|close|>think<|sep|><|open|>response<|sep|><|close|>response<|sep|>"
+        '<|open|>tools<|sep|><|open|>call tool="look" index="1"<|sep|><|open|>argument key="city" '
+        'type="string"<|sep|>Oslo "N"<|close|>argument<|sep|><|open|>argument key="n" '
+        'type="number"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+        "<|close|>message<|sep|>",
+    ),
     "apriel-1.6": Family(
         "apriel",
         ("\n<|begin_user|>\n", "\n<|end|>\n"),
@@ -638,6 +670,8 @@ def test_prompts_of_a_family(name: str) -> None:
         ("granite-3.3", "Yes."),
         ("granite-3.3", "<response>\nYes.\n</response>\n"),
         ("apriel-1.6", "[BEGIN FINAL RESPONSE]\nYes."),
+        ("kimi-k3", "<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>resp"),
+        ("kimi-k3", "<|open|>response<|sep|>Yes.<|close|>response<|sep|><|close|>message<|sep|>"),
         ("qwen-3", "Yes."),
         ("qwen-3.5", "</think>\n\nYes."),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -164,12 +165,13 @@ def test_thoughts_anywhere(
     """Control tokens around thoughts are no text, wherever they stand."""
     found = read(thinker(tags, style), text)
     assert found[:2] == (content, thoughts)
-    assert found[2] == [f'{{"n":{n}}}' for n in numbers]
+    assert list(map(json.loads, found[2])) == [{"n": n} for n in numbers]
 
 
 def test_tags_of_thoughts_in_an_argument() -> None:
     text = '<|tool_call>call:wait{n:<|"|>a <|channel>thought b<channel|><|"|>}<tool_call|>'
-    assert read(thinker(CHANNEL, "gemma-4"), text)[2] == ['{"n":"a <|channel>thought b<channel|>"}']
+    (arguments,) = read(thinker(CHANNEL, "gemma-4"), text)[2]
+    assert json.loads(arguments) == {"n": "a <|channel>thought b<channel|>"}
 
 
 FINAL = "<|start|>assistant<|channel|>final<|message|>Yes."
@@ -198,6 +200,7 @@ TO = "to=functions.wait"
         (f'<|channel|>analysis {TO} code<|message|>{{"n": 1}}\n}}', "", "", ['{"n": 1}']),
         ('<|channel|>commentary to=wait<|message|>{"n": 1}<|call|>', "", "", ['{"n": 1}']),
         (f"<|channel|>commentary {TO}<|message|>soon<|call|>", "soon", "", []),
+        (f'<|channel|>commentary {TO}<|message|>```json\n{{"n": 1}}\n```', "", "", ['{"n": 1}']),
         ("final words, to=be", "final words, to=be", "", []),
         ("assistant", "assistant", "", []),
     ],
@@ -254,6 +257,10 @@ def test_messages_to_tools_and_to_others(
         (">>>run\n{}", ">>>run\n{}", []),
         ("Yes.", "Yes.", []),
         (">>>wa", "", []),
+        ("all\nSo:\n```\n>>>wait\n{}\n```\n>>>wait\n{}", "So:\n```\n>>>wait\n{}\n```\n", ["{}"]),
+        (' functions.wait {"n": 1}', "", ['{"n": 1}']),
+        ('wait\n```json\n{"n": 1}\n```', "", ['{"n": 1}']),
+        ('wait\n{"name": "wait", "arguments": {"n": 1}}', "", ['{"n": 1}']),
     ],
 )
 def test_messages_behind_lines(text: str, content: str, arguments: list[str]) -> None:

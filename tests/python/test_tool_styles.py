@@ -353,6 +353,7 @@ def test_which_style_a_template_has() -> None:
         ("harmony", "<|start|><|channel|><|message|>functions."),
         ("functionary", "<function=x></function>"),
         ("functionary-3", ">>>all"),
+        ("kimi-3", "<|open|><|close|><|sep|>"),
         ("gigachat", "<|role_sep|><|message_sep|><|function_call|>"),
         ("gigachat-3", "<|role_sep|><|message_sep|>"),
         ("gcml-tool_calls", "<|role_sep|><|message_sep|><\uff5cGCML\uff5c"),

@@ -6,6 +6,8 @@ from typing import Any
 
 FORMATS = ("auto", "none", "deepseek")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# Names under which templates look for it.
+EFFORT_NAMES = {"reasoning_effort", "thinking_effort", "reasoning_strength"}
 # Arguments of create_chat_completion that are about this.
 THINKING = (
     "chat_template_kwargs",
@@ -54,7 +56,7 @@ class Thinking:
             told = {"enable_thinking": self.on, "thinking": self.on}
             told["thinking_mode"] = "enabled" if self.on else "disabled"
         if self.effort is not None:
-            told |= {"reasoning_effort": self.effort, "thinking_effort": self.effort}
+            told |= dict.fromkeys(EFFORT_NAMES, self.effort)
         if self.budget is not None:
             told["thinking_budget"] = self.budget
         return {**told, **self.names}

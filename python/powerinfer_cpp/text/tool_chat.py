@@ -13,7 +13,7 @@ from ..core.state import common_prefix
 from .chat import ChatFormat, Message, Prompt, check_messages
 from .grammar import LlamaGrammar
 from .template import TemplateError
-from .thinking import Thinking
+from .thinking import EFFORT_NAMES, Thinking
 from .thought_limit import ThoughtLimit
 from .tools import (
     HARMONY,
@@ -135,8 +135,11 @@ def _common(a: str, b: str) -> int:
     )
 
 
-# What gpt-oss knows instead.
-_KNOWN_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
+# What templates know instead, which refuse other words.
+_KNOWN_EFFORTS = {
+    "harmony": {"minimal": "low", "xhigh": "high", "max": "high"},
+    "kimi-3": {"minimal": "low", "medium": "high", "xhigh": "max"},
+}
 NEXT = "<|start|>assistant"  # with what messages begin behind others
 # Texts of control tokens that end messages, which need not end the answer.
 _ENDS = {text for style in STYLES.values() if style.answer for text in style.control}
@@ -219,15 +222,15 @@ def _prompt(
     Formats without tools get a description of them, and of calls in the style of Hermes.
     """
     names: dict[str, Any] = {}
+    style = getattr(chat_format, "style", None)
     if getattr(chat_format, "takes_names", False):
         names = thinking.template_names()
-        if getattr(chat_format, "style", None) is HARMONY:
-            effort = "low" if thinking.on is False else names.get("reasoning_effort")
-            if effort is not None:
-                names["reasoning_effort"] = _KNOWN_EFFORTS.get(effort, effort)
+        if style is HARMONY:
+            names |= {"reasoning_effort": "low"} if thinking.on is False else {}
+        known = _KNOWN_EFFORTS.get(style.name, {}) if style is not None else {}
+        names |= {name: known.get(names[name], names[name]) for name in EFFORT_NAMES & names.keys()}
         if not thinking.begins and not thinking.continues:
             names["add_generation_prompt"] = False
-    style = getattr(chat_format, "style", None)
     if style is not None:
         return chat_format(messages, request, **names), style
     checked = check_messages(messages)

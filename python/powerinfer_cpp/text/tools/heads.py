@@ -14,7 +14,7 @@ _MOST = 1024  # characters of a head
 # says whether a value is a raw text, a fence, white space, and signs.
 _TOKENS = re.compile(
     r"""(?P<equals>(?:\s+name)?="?(?=\{))"""
-    r"""|\{(?P<hole>name|key|id)\}"?|(?P<told>\s+string="\{text\}")"""
+    r"""|\{(?P<hole>name|key|id)\}"?|(?P<told>\s+\w+="\{text\}")"""
     r"""|(?P<fence>```\w*)|(?P<space>\s+)|(?P<sign>(?:(?!```|=?"?\{(?:name|key|id)\}|\s).)+)"""
 )
 

@@ -125,7 +125,7 @@ class Parameters:
 
 
 def functions_of(names: Iterable[str], tools: Iterable[Tool] = ()) -> dict[str, Parameters]:
-    """The functions that may be called, by their names; those without a definition take anything."""
+    """Functions that may be called, by their names; those without a definition take anything."""
     known = {tool.name: tool for tool in tools}
     return {name: Parameters(known.get(name, Tool(name))) for name in names}
 

@@ -7,8 +7,8 @@
   `[TOOL_CALLS]name[ARGS]{...}`
 - lists of such objects between markers: Nemotron, Cohere, Apriel, Granite 3, MiniMax M1; one
   behind a marker: GigaChat
-- in tags (tags.py): XML of Qwen3-Coder, MiniMax, Seed and DeepSeek V3.2, pairs of GLM, JSON behind
-  a name of DeepSeek and Kimi
+- in tags (tags.py): XML of Qwen3-Coder, MiniMax, Seed and DeepSeek V3.2, pairs of GLM, elements of
+  Kimi K3, JSON behind a name of DeepSeek and Kimi K2
 - a name and its arguments: Python of LFM2 and SmolLM3, Gemma 4's own
 - in messages, of gpt-oss (harmony), Muse Glimmer (atem) and Functionary 3.2, whose whole answers
   have parsers of their own (messages.py)
@@ -56,10 +56,10 @@ class Style:
     is read as `call` says, else it is a JSON object, or a name and arguments. listed: calls are
     items of a JSON list. bare: a call may begin without `opening`, where the answer begins.
     argument: texts before and after the value of a parameter, with {key}, and {text}, which says
-    whether it is a raw text; None: the arguments are JSON. mark: before all tags, which may stand
-    in values as well. quotes: around a raw text; None: texts
-    are JSON as well. separator: between parameters. padded: line breaks next to the tags of a value
-    are part of it.
+    whether it is a raw text, or if it is `typed`, its type; None: the arguments are JSON. mark:
+    before all tags, which may stand in values as well. quotes: around a raw text; None: texts are
+    JSON as well. separator: between parameters. padded: line breaks next to the tags of a value are
+    part of it.
     """
 
     name: str
@@ -80,6 +80,8 @@ class Style:
     id: str = ""
     also: tuple[tuple[str, str], ...] = ()
     heads: tuple[str, ...] = ()
+    typed: bool = False
+    ends_text: str = ""  # stands before `opening`, where an answer has begun
     # Of answers that consist of messages: what begins one to the user.
     answer: str = ""
     thoughts: Thoughts | None = None  # if all templates of the style write them alike
@@ -90,14 +92,14 @@ class Style:
     @property
     def begin(self) -> str:
         """What a prompt ends with if its answer must call."""
-        return "" if self.bare else self.opening
+        return "" if self.bare else self.ends_text + self.opening
 
     @property
     def lead(self) -> str:
         """The tag that a call begins with, also without a marker; "": none does."""
         if not self.tags:  # as in Qwen's and Llama's other notation
             return "<function"
-        found = re.match(rf"{re.escape(self.mark)}<[^>=\s{{]+>?", self.call[0])
+        found = re.match(rf"{re.escape(self.mark)}<(?:\|>|[^>=\s{{])+>?", self.call[0])
         return found[0] if found else ""
 
     @property
@@ -135,7 +137,10 @@ class Style:
                 call = {"begin": begin, "schema": tool.parameters, "end": end}
                 if self.argument is not None:
                     properties = tool.parameters.get("properties") or {}
-                    call["arguments"] = {name: self._values(name) for name in properties}
+                    call["arguments"] = {
+                        name: self._values(name, _type_of(schema))
+                        for name, schema in properties.items()
+                    }
                     call["separator"] = self.separator
                 calls.append(call)
         several = request.parallel and self.between is not None
@@ -159,28 +164,42 @@ class Style:
     def _around(self, name: str, i: int, known: str | None = None) -> tuple[str, str]:
         made = self.id.replace("{name}", name).replace("{n}", str(i)) or known or _long_id()
         begin, end = self.call
-        return begin.replace("{name}", name).replace("{id}", made), end
+        begin = begin.replace("{name}", name).replace("{id}", made)
+        return begin.replace("{text}", str(i + 1)), end
 
-    def _values(self, key: str) -> list[tuple[str, str] | None]:
-        """What stands around the value of a parameter: around JSON, and around a raw text."""
+    def _values(self, key: str, kind: str) -> list[tuple[str, str] | None]:
+        """What stands around the value of a parameter: around JSON of a type, and around a raw
+        text."""
         assert self.argument is not None
         begin, end = (text.replace("{key}", key) for text in self.argument)
         raw = None
         if self.quotes is not None:
-            raw = begin.replace("{text}", "true") + self.quotes[0], self.quotes[1] + end
-        return [(begin.replace("{text}", "false"), end), raw]
+            said = begin.replace("{text}", "string" if self.typed else "true")
+            raw = said + self.quotes[0], self.quotes[1] + end
+        return [(begin.replace("{text}", kind if self.typed else "false"), end), raw]
 
     def _arguments(self, arguments: Mapping[str, Any]) -> str:
         if self.argument is None:
             return json.dumps(arguments, ensure_ascii=False)
         found = []
         for key, value in arguments.items():
-            as_json, as_text = self._values(key)
+            as_json, as_text = self._values(key, _type_of({"const": value}))
             raw = as_text is not None and isinstance(value, str)
             text = value if raw else json.dumps(value, ensure_ascii=False)
             begin, end = as_text if raw else as_json
             found.append(f"{begin}{text}{end}")
         return self.separator.join(found)
+
+
+_TYPES = {bool: "boolean", type(None): "null", str: "string", list: "array", dict: "object"}
+
+
+def _type_of(schema: Mapping[str, Any]) -> str:
+    """The JSON type of a schema's values; "object" where it says none."""
+    kind = schema.get("type", "object")
+    if "const" in schema:
+        kind = _TYPES.get(type(schema["const"]), "number")
+    return "number" if kind == "integer" else kind if isinstance(kind, str) else "object"
 
 
 def _is_plain(schema: Mapping[str, Any], quotes: tuple[str, str] | None) -> bool:
@@ -433,6 +452,28 @@ KIMI = Style(
     id="functions.{name}:{n}",
     also=(("<|tool_call_section_begin|>", "<|tool_call_section_end|>"),),
 )
+KIMI_3 = Style(
+    "kimi-3",
+    **{
+        **_section("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+        "control": ("<|open|>", "<|close|>", "<|sep|>"),
+    },
+    call=('<|open|>call tool="{name}" index="{text}"<|sep|>', "<|close|>call<|sep|>"),
+    argument=('<|open|>argument key="{key}" type="{text}"<|sep|>', "<|close|>argument<|sep|>"),
+    padded=True,
+    typed=True,
+    ends_text="<|close|>response<|sep|>",
+    thoughts=Thoughts(
+        opening="<|open|>think<|sep|>",
+        closing="<|close|>think<|sep|>",
+        begin="<|open|>think<|sep|>",
+        end="<|close|>think<|sep|><|open|>response<|sep|>",
+        field="reasoning_content",
+        lead="<|open|>response<|sep|>",
+        last="<|close|>response<|sep|>",
+        around=("<|close|>message<|sep|>",),
+    ),
+)
 SOLAR = Style(
     "solar",
     **_section(
@@ -523,7 +564,7 @@ STYLES = {
         *(HERMES, LLAMA_3, MISTRAL, MISTRAL_ARGS),
         *(NEMOTRON, COHERE, APRIEL, GRANITE_3, MINIMAX_1, GIGACHAT, GIGACHAT_3),
         *(QWEN_CODER, SEED, GLM, HUNYUAN, MINIMAX, MINIMAX_3, ATEM, DSML, DSML_4, GCML),
-        *(DEEPSEEK, DEEPSEEK_R1, KIMI, SOLAR, APERTUS, FUNCTIONARY, FUNCTIONARY_3, MINICPM),
+        *(DEEPSEEK, DEEPSEEK_R1, KIMI, KIMI_3, SOLAR, APERTUS, FUNCTIONARY, FUNCTIONARY_3, MINICPM),
         *(LFM2, SMOLLM, GEMMA_4, HARMONY),
     )
 }
@@ -543,6 +584,7 @@ _MARKS: tuple[tuple[Style, tuple[str, ...]], ...] = (
     (DEEPSEEK_R1, (_CALLS, "```json")),
     (DEEPSEEK, (_CALLS,)),
     (KIMI, (KIMI.opening,)),
+    (KIMI_3, KIMI_3.control),
     (LFM2, (LFM2.opening,)),
     (LFM2, ("List of tools: [",)),
     (LFM2, ("<|tool_list_start|>",)),

@@ -154,7 +154,7 @@ class TagCall(Reading):
         self._closing = self._tags.argument[1].strip().replace("{key}", self._key)
         told = found.get("text")
         self._text = self._of.is_text(self._key)
-        self._text |= told == "true" and self._of.may_be_text(self._key)
+        self._text |= told in ("true", "string") and self._of.may_be_text(self._key)
         stem = self._argument.stem if self._text or not self._tags.mark else ""
         marks = (self._closing, stem, self._end.stem, *self._tags.around)
         self._marks = tuple(dict.fromkeys(mark for mark in marks if mark))
