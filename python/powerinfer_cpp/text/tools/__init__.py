@@ -24,7 +24,8 @@ from .harmony import HarmonyParser
 from .parser import ToolParser
 from .parsers import parser_of
 from .probe import thoughts_of
-from .styles import HARMONY, HERMES, STYLES, Style, style_of
+from .styles import HARMONY, HERMES, STYLES, Style
+from .taught import style_of
 from .thought_parser import ThoughtParser
 from .thoughts import Thoughts
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from .styles import MINIMAX, MINIMAX_3, Style, style_of
+from .styles import MINIMAX, MINIMAX_3, Style
+from .taught import style_of
 from .thoughts import Thoughts
 
 # Renders messages and further names, with or without the beginning of an answer. Raises ValueError.

@@ -1,4 +1,4 @@
-"""How models write tool calls: families of formats, and which of them a chat template uses.
+"""How models write tool calls: families of formats (taught.py says which a chat template uses).
 
 - hermes, of Hermes, Qwen and others: `{"name": ..., "arguments": {...}}` on a line between
   `<tool_call>` and `</tool_call>`
@@ -568,60 +568,3 @@ STYLES = {
         *(LFM2, SMOLLM, GEMMA_4, HARMONY),
     )
 }
-
-# What a template of a style says, the first that fits; all of the texts must be in it.
-_MARKS: tuple[tuple[Style, tuple[str, ...]], ...] = (
-    (HARMONY, ("<|channel|>", "<|message|>", "functions.")),
-    (DSML, (_DSML, "function_calls>")),
-    (DSML_4, (_DSML, "tool_calls>")),
-    (MINIMAX_3, (_MARK,)),
-    (GIGACHAT, (GIGACHAT.opening,)),
-    (GCML, GCML.control),
-    (GIGACHAT_3, ("<|role_sep|>", "<|message_sep|>")),
-    (FUNCTIONARY_3, (">>>all",)),
-    (MINIMAX, ("<minimax:tool_call>",)),
-    (SEED, ("<seed:tool_call>",)),
-    (DEEPSEEK_R1, (_CALLS, "```json")),
-    (DEEPSEEK, (_CALLS,)),
-    (KIMI, (KIMI.opening,)),
-    (KIMI_3, KIMI_3.control),
-    (LFM2, (LFM2.opening,)),
-    (LFM2, ("List of tools: [",)),
-    (LFM2, ("<|tool_list_start|>",)),
-    (GEMMA_4, (GEMMA_4.opening, "call:")),
-    (NEMOTRON, (NEMOTRON.opening,)),
-    (COHERE, (COHERE.opening,)),
-    (APERTUS, (APERTUS.opening,)),
-    (APRIEL, ("<tool_calls>[",)),
-    (MINIMAX_1, ("<tool_calls>", "</tool_calls>")),
-    (GRANITE_3, (GRANITE_3.opening,)),
-    (HUNYUAN, ("<tool_calls{}>",)),
-    (HUNYUAN, (HUNYUAN.opening,)),
-    (SOLAR, (SOLAR.opening, "<|tool_call:begin|>")),
-    (ATEM, (ATEM.opening,)),
-    (MINICPM, (MINICPM.opening,)),
-    (QWEN_CODER, ("<tool_call>", "<function=")),
-    (FUNCTIONARY, ("<function=", "</function>")),
-    (GLM, ("<tool_call>", "<arg_key>")),
-)
-
-
-def style_of(template: str) -> Style | None:
-    """The style that a chat template teaches its model; None if it teaches none that is known."""
-    if not re.search(r"\btools\b|\btool_calls\b", template):
-        return None
-    for style, marks in _MARKS:
-        if all(mark in template for mark in marks):
-            return style
-    if not re.search(r"\btools\b", template):
-        return None
-    if "<tool_call>" in template:
-        # Others have something else inside the marker, which is not read here.
-        return HERMES if re.search(r'"name\\?"', template) else None
-    if "<code>" in template:
-        return SMOLLM
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
-    if "<|python_tag|>" in template:
-        return LLAMA_3
-    return LLAMA_3 if "<|start_header_id|>" in template and '"parameters"' in template else None
