@@ -39,6 +39,8 @@ PUT = {
 }
 TOOLS = [Tool("put", "", PUT), Tool("list_all"), Tool("put_back", "", PUT)]
 D = "\uff5cDSML\uff5c"
+# The others consist of messages, which have readers of their own.
+STYLED = [style for style in STYLES if style not in ("harmony", "functionary-3")]
 
 
 def events(style: str, pieces: Sequence[str], tools: Sequence[Tool] = TOOLS) -> list[Event]:
@@ -127,6 +129,7 @@ FLUBS: list[tuple[str, str, list[tuple[str, Any]], str]] = [
     ("hermes", hermes('{"name": "functions.put", "arguments": {"file": "x.c"}}'), [X], ""),
     ("hermes", hermes(f'{{"type": "function", "function": {ONE}}}'), [X], ""),
     ("hermes", hermes('{"put": {"file": "x.c"}}'), [X], ""),
+    ("hermes", hermes('{"tool": "put", "args": {"file": "x.c"}}'), [X], ""),
     ("hermes", hermes('put{"file": "x.c"}'), [X], ""),
     ("hermes", hermes("put(file='x.c')"), [X], ""),
     ("hermes", hermes("<function=put>\n<parameter=file>\nx.c\n</parameter>\n</function>"), [X], ""),
@@ -208,7 +211,7 @@ def test_flubs(style: str, text: str, right: list[tuple[str, Any]], content: str
 LONG = "0123456789" * (SHORT // 8)
 
 
-@pytest.mark.parametrize("style", [style for style in STYLES if style != "harmony"])
+@pytest.mark.parametrize("style", STYLED)
 def test_what_was_passed_on_is_json(style: str) -> None:
     """Wherever the answer ends, and whatever follows."""
     arguments = {"mode": 3, "file": "ab", "opts": {"u": [1, {"v": "w"}], "x": True}, "body": LONG}
@@ -232,11 +235,12 @@ def test_what_was_passed_on_is_json(style: str) -> None:
                     assert message(found)["content"] == text[:at]
 
 
-@pytest.mark.parametrize("style", [style for style in STYLES if style != "harmony"])
+@pytest.mark.parametrize("style", STYLED)
 def test_examples_stay_text(style: str) -> None:
     """In fences and in code within a line; a fence that is the whole answer is a call."""
     written = STYLES[style].written([{"id": "a", "function": {"name": "put", "arguments": X[1]}}])
-    written = written if STYLES[style].begin else STYLES[style].opening + written
+    opening = STYLES[style].opening
+    written = opening + written.partition(opening)[2] if opening in written else opening + written
     for example in (ONE, written):
         fence = f"```xml\n{example}\n```"
         for text in (
@@ -266,7 +270,7 @@ SCHEMAS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, {"12": 12, "012": "012", "a": "a"}),
     ({"type": "boolean"}, {"True": True, "false": False}),
     ({"type": "string", "nullable": True}, {"5": "5", "null": None}),
-    ({"type": "array", "items": {}}, {"['a', None]": ["a", None], "[1,]": [1]}),
+    ({"type": "array", "items": {}}, {"['a', None]": ["a", None], "[1,]": [1], "": []}),
     ({"type": "object"}, {"{'a': True}": {"a": True}, '{"b": [1]}': {"b": [1]}}),
     ({"$ref": "#/$defs/loop"}, {"1": 1, "x": "x"}),
     ({}, {"1": 1, "01": "01", "None": None, "x, y": "x, y"}),

@@ -325,7 +325,7 @@ def test_answers(style: str, models) -> None:
     assert (content or None, reason) == (choice["message"]["content"], "tool_calls")
     assert {key: calls[0][key] for key in ("name", "arguments")} == call["function"]
     arguments = [c for c in stream if "tool_calls" in c["choices"][0]["delta"]]
-    assert len(arguments) > 10, "arguments come as they are written"
+    assert len(arguments) >= 3, "a call begins with its first argument, and the others follow"
     logprobs = [c["choices"][0]["logprobs"] for c in stream]
     tokens = [token["token"] for found in logprobs if found for token in found["content"]]
     assert "".join(tokens) == said

@@ -37,5 +37,5 @@ class Fences:
             return self._open
         if not self._open:
             return found[1]
-        ends = found[1].startswith(self._open) and not found[2].strip()
+        ends = found[1].startswith(self._open) and not found[2].strip()[:1].isalnum()
         return "" if ends else self._open

@@ -10,6 +10,7 @@ from .values import as_json
 
 _MOST_SCHEMAS = 256  # that are looked at for one value
 _UNIONS = ("anyOf", "oneOf")
+_EMPTY = {"null": "null", "array": "[]", "object": "{}"}
 ALL = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
 
@@ -152,6 +153,8 @@ def _written(text: str, kinds: frozenset[str], choices: frozenset[str]) -> str:
         return as_text if bare not in choices else json.dumps(bare, ensure_ascii=False)
     if kinds == {"string", "null"}:
         return "null" if bare == "null" else as_text
+    if not bare and "string" not in kinds:  # nothing, for a list without items
+        return next((empty for kind, empty in _EMPTY.items() if kind in kinds), as_text)
     # Where a text is possible, only JSON is something else, and what cannot be meant as a text.
     if "string" in kinds and bare[:1] not in ("[", "{") and bare not in ("True", "False", "None"):
         try:

@@ -15,7 +15,8 @@ from .values import MAX_DEPTH, States, Step, Value, as_json, key_at, past_space,
 
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 _NAMES = ("name", "tool_name")
-_WRAPPERS = ("function", "function_call", "tool_call")  # around name and arguments, or the name
+# Around name and arguments, or the name itself.
+_WRAPPERS = ("function", "function_call", "tool_call", "tool")
 _KNOWN = (*ARGUMENTS, *_NAMES, *_WRAPPERS, "type", "id", "tool_call_id", "description", "index")
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 # What models write around a name where an id has it, as Kimi's: functions.NAME:0.
