@@ -28,6 +28,7 @@ from powerinfer_cpp.text.tools import (
     ToolParser,
     ToolRequest,
     message,
+    parser_of,
 )
 from powerinfer_cpp.text.tools.events import CallArguments
 
@@ -245,6 +246,43 @@ def test_messages_to_tools_and_to_others(
     calls = lambda: ToolParser(STYLES["atem"], {"wait"}, new_id())  # noqa: E731
     want = (content, thoughts, ['{"n": 1}'] * n_calls, "tool_calls" if n_calls else "stop")
     assert read(lambda: GlimmerParser(calls()), text, pick(5, 1)) == want
+
+
+def opened(tag: str, text: str = "", close: bool = True) -> str:
+    """An element of Kimi K3."""
+    name = tag.split()[0]
+    return f"<|open|>{tag}<|sep|>{text}" + (f"<|close|>{name}<|sep|>" if close else "")
+
+
+N = opened('argument key="n" type="number"', "1")
+WAITS = opened('call tool="wait" index="1"', N)
+IN_JSON = opened('call tool="wait" index="1"', opened('json type="object"', '{"n": 1}'))
+END = "<|close|>message<|sep|>"
+HM = "Hm.<|close|>think<|sep|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "thoughts", "n_calls"),
+    [
+        (f"{HM}{opened('response', 'Yes.')}{END}", "Yes.", "Hm.", 0),
+        (f"{opened('response', 'Yes.')}{END}", "Yes.", "", 0),
+        (f"Hm.{opened('response', 'Yes.', close=False)}", "Yes.", "Hm.", 0),
+        (f"{HM}{opened('response')}{opened('tools', WAITS + IN_JSON)}{END}", "", "Hm.", 2),
+        (f"{HM}{opened('response', 'I wait.')}{WAITS}{END}", "I wait.", "Hm.", 1),
+        (f"{HM}{opened('tools', WAITS, close=False)}{END}", "", "Hm.", 1),
+        (f"Hm.{opened('tools', WAITS)}", "", "Hm.", 1),
+        (f"{opened('tools', WAITS)}? {HM}Yes.", "Yes.", f"{opened('tools', WAITS)}? Hm.", 0),
+        (f"{HM}{opened('response', 'Yes.')[:-5]}", "Yes.", "Hm.", 0),
+    ],
+)
+def test_elements(text: str, content: str, thoughts: str, n_calls: int) -> None:
+    def make() -> Parser:
+        one = parser_of(STYLES["kimi-3"], ToolRequest.of(TOOLS), opened=True, new_id=new_id())
+        assert one is not None
+        return one
+
+    want = (content, thoughts, ['{"n": 1}'] * n_calls, "tool_calls" if n_calls else "stop")
+    assert read(make, text, pick(5, 1)) == want
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from .values import Step
 _BEGIN, _ALL = FUNCTIONARY_3.opening, FUNCTIONARY_3.answer.strip()
 _SPACE_NAME = "functions."
 _HEADER = re.compile(
-    rf"(?:{_BEGIN})?[ \t]{{0,16}}(?:{re.escape(_SPACE_NAME)})?([\w.:-]{{0,256}})[ \t]{{0,16}}"
+    rf"(?:{_BEGIN})?[ \t]{{0,16}}(?:{re.escape(_SPACE_NAME)})?([\w.:/-]{{0,256}})[ \t]{{0,16}}"
     r"(\n|(?=\{))?"
 )
 

@@ -59,7 +59,7 @@ class Style:
     whether it is a raw text, or if it is `typed`, its type; None: the arguments are JSON. mark:
     before all tags, which may stand in values as well. quotes: around a raw text; None: texts are
     JSON as well. separator: between parameters. padded: line breaks next to the tags of a value are
-    part of it.
+    part of it. wraps: may stand before and behind arguments as JSON.
     """
 
     name: str
@@ -81,6 +81,7 @@ class Style:
     also: tuple[tuple[str, str], ...] = ()
     heads: tuple[str, ...] = ()
     typed: bool = False
+    wraps: tuple[str, ...] = ()
     ends_text: str = ""  # stands before `opening`, where an answer has begun
     # Of answers that consist of messages: what begins one to the user.
     answer: str = ""
@@ -119,7 +120,7 @@ class Style:
         of, around = self if self.tags else QWEN_CODER, (*self.closings, *self.openings)
         argument = of.argument or QWEN_CODER.argument
         heads = of.call[0], *of.heads
-        tags = Tags(heads, of.call[1], argument, around, of.padded, of.mark)
+        tags = Tags(heads, of.call[1], argument, around, of.padded, of.mark, of.wraps)
         return TagCall(tags, functions, fenced)
 
     def can_force(self, request: ToolRequest) -> bool:
@@ -462,6 +463,7 @@ KIMI_3 = Style(
     argument=('<|open|>argument key="{key}" type="{text}"<|sep|>', "<|close|>argument<|sep|>"),
     padded=True,
     typed=True,
+    wraps=('<|open|>json type="{text}"<|sep|>', "<|close|>json<|sep|>"),
     ends_text="<|close|>response<|sep|>",
     thoughts=Thoughts(
         opening="<|open|>think<|sep|>",

@@ -24,7 +24,8 @@ class Tags:
 
     heads, end: texts before and after the arguments. argument: texts around a value. around: texts
     that stand before and behind calls. padded: line breaks next to the tags of a value are part of
-    it. mark: stands before all tags, which may stand in values as well.
+    it. mark: stands before all tags, which may stand in values as well. wraps: may stand before and
+    behind arguments as JSON.
     """
 
     heads: tuple[str, ...]
@@ -33,6 +34,7 @@ class Tags:
     around: tuple[str, ...]
     padded: bool
     mark: str
+    wraps: tuple[str, ...] = ()
 
     @property
     def lines(self) -> bool:
@@ -49,6 +51,7 @@ class TagCall(Reading):
         self._tags, self._functions = tags, functions
         self._heads, self._end = [head(text) for text in tags.heads], head(tags.end)
         self._argument = head(tags.argument[0]) if tags.argument else None
+        self._wraps = [head(text) for text in tags.wraps]
         self._object: CallReader | None = None
         self._keys: set[str] = set()
         self._key, self._closing = "", ""  # of a value, and what ends it
@@ -110,6 +113,10 @@ class TagCall(Reading):
             return behind, Step.END
         if step is Step.MORE:
             return at, step
+        for wrap in self._wraps:
+            step, behind, _ = wrap.match(text, at, final)
+            if step is not Step.REFUSED:
+                return behind if step is Step.END else at, Step.MORE
         fresh = not self._keys and self._object is None
         if text[at] in '{"`' and fresh:
             self._object = CallReader(self._functions, name=self.name)
