@@ -76,8 +76,9 @@ class Call:
         return text
 
     def _read(self, text: str, final: bool = False) -> list[Event]:
-        text, begun = self._held + text, self._reader.begun
+        begun = self._reader.begun
         if self._step is Step.MORE:
+            text = self._held + text
             at, self._step = self._reader.take(text, 0, final)
             self._held = text[at:]
         if final and not self._reader.complete:
