@@ -31,6 +31,9 @@ _QUOTES = (_RAW, '"""', "'''", '"', "'")
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
 
 _SPACES = re.compile(r"\s*")
+_SIMPLE = re.compile(
+    rf"(?:\"([^\"\\\x00-\x1f]{{0,{SHORT}}})\"|'([^'\\\x00-\x1f]{{0,{SHORT}}})')(?=\s?[,}}\])])"
+)
 _PLAIN = {quote: re.compile(rf"[^{quote[0]}\\]+") for quote in _QUOTES}
 _ESCAPE = re.compile(
     r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|U[0-9a-fA-F]{8}|N\{[^{}\\]{1,80}\}|[0-7]{1,3}|[\s\S])"
@@ -202,6 +205,12 @@ class Value(States):
                 self._held += "{" if pairs else "["
             self._at, self._comma = self._element, False
             return at + 1, Step.MORE
+        if simple := _SIMPLE.match(text, at):  # as most are
+            self._begin()
+            self._held += JSON(simple[1] or simple[2] or "")
+            self._pass()
+            self._at, step = self._end()
+            return simple.end(), step
         if char in "\"'<":
             return self._open_text(text, at, final)
         return self._word(text, at, final)
@@ -275,7 +284,7 @@ class Value(States):
         said, behind = match[0], match.end()
         if len(said) == _MOST_WORD:
             return at, Step.REFUSED
-        if behind == len(text) and not final:
+        if behind == len(text) and (self._open or not final):  # more of it was cut
             return at, Step.MORE
         follows = text[behind : behind + 1]
         if follows in ("'", '"') and said.lower() in ("r", "u"):
