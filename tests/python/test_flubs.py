@@ -154,6 +154,8 @@ FLUBS: list[tuple[str, str, list[tuple[str, Any]], str]] = [
      [("put", {"file": "x.c", "body": "say <|tool_call_end|>"})], ""),
     ("lfm2", '<|tool_call_start|>put(file=r"a\\b", body="c" \'d\', mode=0x1F)<|tool_call_end|> So.',
      [("put", {"file": "a\\b", "body": "cd", "mode": 31})], "So."),
+    ("lfm2", "<|tool_call_start|>[put(file=('a' 'b'), tags=('c',), opts={'u': ()})]",
+     [("put", {"file": "ab", "tags": ["c"], "opts": {"u": []}})], ""),
     ("smollm-python", '<code>\nresult = put(file="x.c")  # now\nprint(list_all())\n</code>',
      [X, NONE], ""),
     # Gemma.
@@ -161,8 +163,8 @@ FLUBS: list[tuple[str, str, list[tuple[str, Any]], str]] = [
      [("put", {"file": "x.c", "mode": 6})], ""),
     ("gemma-4", '<|tool_call>call:put{mode:6 file:\'x.c\' body:<|"|>a "b" {<tool_call|>\\<|"|>}',
      [("put", {"mode": 6, "file": "x.c", "body": 'a "b" {<tool_call|>\\'})], ""),
-    ("gemma-4", "<|tool_call>call:put{file:a b.txt,dry:true}<tool_call|>",
-     [("put", {"file": "a b.txt", "dry": True})], ""),
+    ("gemma-4", "<|tool_call>call:put{file:a b.txt,dry:true,tags:[x y,z]}<tool_call|>",
+     [("put", {"file": "a b.txt", "dry": True, "tags": ["x y", "z"]})], ""),
     # Tags: no opening or closing marker, values and heads.
     ("qwen-coder", "So.\n<function=put>\n<parameter=file>\nx.c\n</parameter>\n</function>",
      [X], "So."),

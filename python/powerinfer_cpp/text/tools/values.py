@@ -119,12 +119,14 @@ def as_json(text: str) -> str:
 
 @dataclass
 class _Bracket:
-    """An open bracket. closing: the one that ends it, in the text and in JSON. pairs: it holds keys
-    and values. place: in what is held, of round brackets around what may be one value."""
+    """An open bracket. closing: the one that ends it, in the text; written: in JSON. pairs: it
+    holds keys and values. bare: its texts may have no quotes. place: in what is held, of round
+    brackets around what may be one value; -1: they are a list."""
 
     closing: str
     written: str
     pairs: bool
+    bare: bool
     place: int = -1
     any: bool = False  # it has an element
     doubled: int = 0  # braces that stood behind the first one
@@ -146,7 +148,7 @@ class Value(States):
         self._open: list[_Bracket] = []
         self._n_passed = 0  # of the open brackets: they were passed on
         self._n_undecided = 0  # of the open brackets: whether they are lists
-        self._held = ""  # JSON that waits for a value
+        self._held: list[str] = []  # JSON that waits for a value
         self._comma = False  # nothing followed yet
         self._bare = False  # the key has no quotes, and so a text may have none
         self._quote, self._literal = "", False  # of a text; it has no escapes
@@ -168,14 +170,15 @@ class Value(States):
 
     def _pass(self) -> None:
         if not self._n_undecided and self._held:
-            self.pieces.append(self._held)
-            self._held, self._n_passed = "", len(self._open)
+            self.pieces += self._held
+            self._n_passed = len(self._open)
+            self._held.clear()
 
     def _begin(self) -> None:
         """An element begins in the innermost bracket."""
         if self._open:
             if self._open[-1].any and not self._open[-1].pairs:
-                self._held += ", "
+                self._held.append(", ")
             self._open[-1].any = True
 
     def _end(self) -> tuple[State, Step]:
@@ -197,17 +200,16 @@ class Value(States):
             outer = self._call and not self._open
             self._python |= outer and char == "("
             pairs = char == "{" or outer and char == "("
-            self._open.append(_Bracket(_CLOSING[char], "}" if pairs else "]", pairs))
+            self._open.append(_Bracket(_CLOSING[char], "}" if pairs else "]", pairs, self._bare))
+            self._held.append("{" if pairs else "[")
             if char == "(" and not pairs:
-                self._open[-1].place = len(self._held)
+                self._open[-1].place = len(self._held) - 1
                 self._n_undecided += 1
-            else:
-                self._held += "{" if pairs else "["
             self._at, self._comma = self._element, False
             return at + 1, Step.MORE
         if simple := _SIMPLE.match(text, at):  # as most are
             self._begin()
-            self._held += JSON(simple[1] or simple[2] or "")
+            self._held.append(JSON(simple[1] or simple[2] or ""))
             self._pass()
             self._at, step = self._end()
             return simple.end(), step
@@ -224,7 +226,6 @@ class Value(States):
         if char in ",;":
             self._comma = True
             if bracket.place >= 0:
-                self._held = f"{self._held[: bracket.place]}[{self._held[bracket.place :]}"
                 bracket.place = -1
                 self._n_undecided -= 1
                 self._pass()
@@ -232,7 +233,7 @@ class Value(States):
         if char in ")]}":
             return self._close(text, at, final)
         if not bracket.pairs:
-            self._at, self._bare = self._value, False
+            self._at, self._bare = self._value, bracket.bare
             return at, Step.MORE
         if char == "{" and not bracket.any:
             bracket.doubled += 1
@@ -246,7 +247,7 @@ class Value(States):
             return at, Step.REFUSED
         if len(self._open) == 1:
             self.keys.add(key)
-        self._held += f"{', ' if bracket.any else ''}{JSON(key)}: "
+        self._held.append(f"{', ' if bracket.any else ''}{JSON(key)}: ")
         self._bare = written == key and text[behind - 1] == ":"
         bracket.any, self._at = True, self._value
         return behind, Step.MORE
@@ -266,12 +267,11 @@ class Value(States):
                 at = behind + 1
         while len(self._open) > places[-1]:
             bracket = self._open.pop()
-            if bracket.place < 0:
-                self._held += bracket.written
+            self._n_undecided -= bracket.place >= 0
+            if bracket.place >= 0 and bracket.any:
+                self._held[bracket.place] = ""
             else:
-                self._n_undecided -= 1
-                if not bracket.any:
-                    self._held += "[]"
+                self._held.append(bracket.written)
             self._n_passed = min(self._n_passed, len(self._open))
         self._pass()
         self._at, step = self._end()
@@ -297,7 +297,7 @@ class Value(States):
         if written is None and not self._bare:
             return at, Step.REFUSED
         self._begin()
-        self._held += JSON(said) if written is None else written
+        self._held.append(JSON(said) if written is None else written)
         self._pass()
         self._at, step = self._end()
         return behind, step
@@ -360,7 +360,7 @@ class Value(States):
         if self._streams:
             self.pieces.append('"')
         else:
-            self._held += f'"{"".join(self._text)}"'
+            self._held.append(f'"{"".join(self._text)}"')
             self._pass()
         self._streams, self._literal = False, False
         self._at, step = self._end()
@@ -393,7 +393,7 @@ class Value(States):
         self._text.append(written)
         self._n_text += len(written)
         if self._n_text > SHORT and not self._n_undecided:
-            self._held += '"' + "".join(self._text)
+            self._held.append('"' + "".join(self._text))
             self._pass()
             self._streams = True
 
