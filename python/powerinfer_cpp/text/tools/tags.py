@@ -279,7 +279,8 @@ class TagCall(Reading):
 
 @functools.lru_cache(maxsize=256)
 def _any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, marks)))
+    # The longest first: one may begin with another.
+    return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
 
 
 def _begins(text: str, at: int, marks: Sequence[str], final: bool) -> Step:
