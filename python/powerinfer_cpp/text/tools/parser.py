@@ -236,7 +236,12 @@ class ToolParser:
             self._space.append(text[at:behind])
             return behind
         char = text[at]
-        if char == "{" and self._style.bare:
+        mark = self._mark(text, at, self._style.openings, final)
+        if mark == _WAITS:
+            return at
+        if mark:  # some begin with a bracket
+            self._at = self._in_text
+        elif char == "{" and self._style.bare:
             self._at = self._before_call
             self._raw = [self._taken_space()]
         elif char in "{[":
@@ -406,15 +411,16 @@ class ToolParser:
             self._space.append(text[at:behind])
             return behind
         style, char = self._style, text[at]
-        inside = self._listed or style.bare or (bool(style.closing) if style.tags else self._marked)
+        # Of calls without a marker the answer has nothing else.
+        inside = self._listed or style.bare or self._whole is not None
+        inside |= self._marked and (not style.tags or bool(style.closing))
         if self._listed and char == "]":
             self._listed, self._space = False, []
             return at + 1
         if closing := self._mark(text, at, style.closings, False):
             if closing == _WAITS:  # one that is cut is none of the answer's text
                 return len(text) if final else at
-            self._space, self._at, self._listed = [], self._in_text, False
-            self._marked = False
+            self._space, self._listed, self._marked = [], False, False  # it may be written twice
             if self._may_close:  # the marker says that there were calls
                 self._whole = None
             return at + len(closing)

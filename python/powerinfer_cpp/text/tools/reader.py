@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from .kinds import Parameters
-from .values import MAX_DEPTH, States, Step, Value, as_json, key_at, past_space, plain_key
+from .values import JSON, MAX_DEPTH, States, Step, Value, as_json, key_at, past_space, plain_key
 
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 _NAMES = ("name", "tool_name")
@@ -102,6 +102,7 @@ class CallReader(Reading):
         self._functions, self._strict, self._alone = functions, strict, name is not None
         self._key = ARGUMENTS[0] if self._alone else ""
         self._early: str | None = None  # arguments that came before the name, or are no object
+        self._beside: dict[str, str] = {}  # values of other keys, which may be arguments
         self._value = Value()
         self._streams = False  # the value consists of arguments that are passed on
         self._doubled = 0  # braces that stood behind the first one
@@ -219,12 +220,22 @@ class CallReader(Reading):
             return self.name is not None
         if self._key in ARGUMENTS:
             self._early = text
+        elif self._key not in _KNOWN:
+            self._beside[self._key] = text
         return True
+
+    def _all_beside(self) -> str | None:
+        """The arguments that stand beside the name."""
+        of = self._functions.get(self.name or "")
+        found = [
+            f"{JSON(key)}: {text}" for key, text in self._beside.items() if of and of.declares(key)
+        ]
+        return f"{{{', '.join(found)}}}" if found else None
 
     def _close(self) -> Step:
         """The end of the object; arguments that could not be passed on are, now."""
         if not self.begun:
-            text = _object_of(self._early)
+            text = _object_of(self._all_beside() if self._early is None else self._early)
             if self.name is None or text is None:
                 return Step.REFUSED
             self.pieces.append(text)

@@ -52,9 +52,10 @@ class Style:
     may be control tokens of the model; they must show in the text that is parsed.
     between: what stands between two calls; None: a forced answer has one. before: between `opening`
     and the first call.
-    also, heads: other spellings of `opening` and `closing`, in pairs, and of call[0]. tags: a call
-    is read as `call` says, else it is a JSON object, or a name and arguments. listed: calls are
-    items of a JSON list. bare: a call may begin without `opening`, where the answer begins.
+    also, heads, ends: other spellings of `opening` and `closing`, in pairs, of call[0] and of
+    call[1]. tags: a call is read as `call` says, else it is a JSON object, or a name and arguments.
+    listed: calls are items of a JSON list. bare: a call may begin without `opening`, where the
+    answer begins.
     argument: texts before and after the value of a parameter, with {key}, and {text}, which says
     whether it is a raw text, or if it is `typed`, its type; None: the arguments are JSON. mark:
     before all tags, which may stand in values as well. quotes: around a raw text; None: texts are
@@ -80,6 +81,7 @@ class Style:
     id: str = ""
     also: tuple[tuple[str, str], ...] = ()
     heads: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
     typed: bool = False
     wraps: tuple[str, ...] = ()
     ends_text: str = ""  # stands before `opening`, where an answer has begun
@@ -120,7 +122,7 @@ class Style:
         of, around = self if self.tags else QWEN_CODER, (*self.closings, *self.openings)
         argument = of.argument or QWEN_CODER.argument
         heads = of.call[0], *of.heads
-        tags = Tags(heads, of.call[1], argument, around, of.padded, of.mark, of.wraps)
+        tags = Tags(heads, (of.call[1], *of.ends), argument, around, of.padded, of.mark, of.wraps)
         return TagCall(tags, functions, fenced)
 
     def can_force(self, request: ToolRequest) -> bool:
@@ -270,7 +272,12 @@ def _section(opening: str, closing: str, *control: str) -> dict[str, Any]:
     }
 
 
-HERMES = Style("hermes", **_wrapped("<tool_call>", "</tool_call>"), call=(_object()[0], "}\n"))
+HERMES = Style(
+    "hermes",
+    **_wrapped("<tool_call>", "</tool_call>"),
+    call=(_object()[0], "}\n"),
+    also=(("<tools>", "</tools>"),),  # as around the definitions in the prompt
+)
 LLAMA_3 = Style(
     name="llama-3",
     opening="<|python_tag|>",
@@ -430,17 +437,32 @@ def _deepseek(mark: str) -> str:
 _CALLS, _CALLS_END = _deepseek("calls\u2581begin"), _deepseek("calls\u2581end")
 _CALL, _CALL_END = _deepseek("call\u2581begin"), _deepseek("call\u2581end")
 _SEP = _deepseek("sep")
+
+
+def _spelled(*texts: str) -> tuple[str, ...]:
+    """Texts as models write them to which their marks are no tokens."""
+    plain = tuple(text.replace("\u2581", sign) for text in texts for sign in ("_", " ", r"\_"))
+    return plain + tuple(text.replace("\u2581", "_").replace("\uff5c", "|") for text in texts)
+
+
+_DEEPSEEK: dict[str, Any] = {
+    "also": tuple(zip(_spelled(_CALLS), _spelled(_CALLS_END), strict=True)),
+    "ends": _spelled(f"\n```{_CALL_END}"),
+}
+_TYPED, _UNTYPED = f"{_CALL}function{_SEP}{{name}}\n", f"{_CALL}{{name}}{_SEP}"
 DEEPSEEK = Style(
     "deepseek",
     **_section(_CALLS, _CALLS_END, _CALL, _CALL_END, _SEP),
-    call=(f"{_CALL}{{name}}{_SEP}", _CALL_END),
-    heads=(f"{_CALL}function{_SEP}{{name}}\n",),
+    **_DEEPSEEK,
+    call=(_UNTYPED, _CALL_END),
+    heads=(_TYPED, *_spelled(_TYPED, _UNTYPED)),
 )
 DEEPSEEK_R1 = Style(
     "deepseek-r1",
     **{**_section(*DEEPSEEK.control), "between": "\n"},
-    call=(f"{_CALL}function{_SEP}{{name}}\n```json\n", f"\n```{_CALL_END}"),
-    heads=(f"{_CALL}{{name}}{_SEP}", f"{_CALL}{{name}}\n"),
+    **_DEEPSEEK,
+    call=(f"{_TYPED}```json\n", f"\n```{_CALL_END}"),
+    heads=(_UNTYPED, f"{_CALL}{{name}}\n", *_spelled(f"{_TYPED}```json\n", _UNTYPED)),
     history=without_empty_texts,
 )
 KIMI = Style(

@@ -22,14 +22,14 @@ _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 class Tags:
     """How a style writes calls.
 
-    heads, end: texts before and after the arguments. argument: texts around a value. around: texts
+    heads, ends: texts before and after the arguments. argument: texts around a value. around: texts
     that stand before and behind calls. padded: line breaks next to the tags of a value are part of
     it. mark: stands before all tags, which may stand in values as well. wraps: may stand before and
     behind arguments as JSON.
     """
 
     heads: tuple[str, ...]
-    end: str
+    ends: tuple[str, ...]
     argument: tuple[str, str] | None
     around: tuple[str, ...]
     padded: bool
@@ -49,7 +49,10 @@ class TagCall(Reading):
         self.fenced = fenced
         self.pieces: list[str] = []
         self._tags, self._functions = tags, functions
-        self._heads, self._end = [head(text) for text in tags.heads], head(tags.end)
+        self._heads, self._ends = (
+            [head(text) for text in texts] for texts in (tags.heads, tags.ends)
+        )
+        self._end = self._ends[0]
         self._argument = head(tags.argument[0]) if tags.argument else None
         self._wraps = [head(text) for text in tags.wraps]
         self._object: CallReader | None = None
@@ -107,12 +110,13 @@ class TagCall(Reading):
         at = past_space(text, at)
         if at == len(text):
             return at, Step.MORE
-        step, behind, _ = self._end.match(text, at, final)
-        if step is Step.END:
-            self._close()
-            return behind, Step.END
-        if step is Step.MORE:
-            return at, step
+        for end in self._ends:
+            step, behind, _ = end.match(text, at, final)
+            if step is Step.END:
+                self._close()
+                return behind, Step.END
+            if step is Step.MORE:
+                return at, step
         for wrap in self._wraps:
             step, behind, _ = wrap.match(text, at, final)
             if step is not Step.REFUSED:
