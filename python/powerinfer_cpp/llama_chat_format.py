@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from .core.logits import Ids, Scores, StoppingCriteriaList
 from .text import chat
+from .text.customs import Customs
 from .text.template import ChatTemplate
 from .text.tools import ToolRequest, style_of, thoughts_of
 from .text.tools.history import with_thoughts
@@ -72,11 +73,14 @@ class Jinja2ChatFormatter:
         self.stop_token_ids = None if stop_token_ids is None else set(stop_token_ids)
         self.style = style_of(template)  # how it writes calls of tools
         self._template = ChatTemplate(template, bos_token, eos_token)
+        self.customs = Customs(self._template, self.style)
         self.thoughts = thoughts_of(template, self._template.rendered)
 
     def __call__(self, *, messages: Messages, **kwargs: Any) -> ChatFormatterResponse:
         """The prompt. kwargs: further names for the template."""
-        names = {"tools": None, "functions": None, **kwargs}
+        names = {"functions": None, **kwargs}
+        if names.get("tools") is None:
+            names |= self._template.without_tools
         begins = names.pop("add_generation_prompt", self.add_generation_prompt)
         prompt = self._template.render(list(messages), begins, **names)
         stop = [self.eos_token] if self.eos_token else []
@@ -110,8 +114,8 @@ class _Format:
         self, messages: Messages, request: ToolRequest | None = None, /, **names: Any
     ) -> chat.Prompt:
         checked = with_thoughts(chat.check_messages(messages), self.thoughts)
-        if self.style is not None:
-            checked = self.style.history(checked)
+        if isinstance(self._formatter, Jinja2ChatFormatter):
+            checked = self._formatter.customs.fitted(checked)
         tools = None if request is None else [tool.as_dict() for tool in request.tools]
         # With the names that llama-cpp-python gives: a formatter may want any of them.
         given = {

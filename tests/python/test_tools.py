@@ -20,7 +20,6 @@ from powerinfer_cpp.text.chat import ChatFormat, TemplateFormat, check_messages,
 from powerinfer_cpp.text.grammar import Vocabulary
 from powerinfer_cpp.text.tool_chat import Turn, prepare
 from powerinfer_cpp.text.tools import STYLES, ToolParser, ToolRequest, message
-from powerinfer_cpp.text.tools.definitions import MAX_TOOLS
 from powerinfer_cpp.text.tools.history import one_by_one, with_short_ids, without_tools
 from tiny import text
 
@@ -162,8 +161,8 @@ def test_the_introduction_joins_the_system_message() -> None:
     made = turn(template(CHATML), system, TOOLS).text
     assert made.startswith("<system>Be kind.\n\nYou can call functions.")
     assert turn(template(NO_SYSTEM), ASK, TOOLS).text.startswith("<user>You can call functions.")
-    with pytest.raises(ValueError, match="no system"):
-        turn(template(NO_SYSTEM), system, TOOLS)
+    made = turn(template(NO_SYSTEM), system, TOOLS).text
+    assert made.startswith("<user>Be kind.\n\nYou can call functions.") and made.endswith("\n\nGo")
 
 
 def test_one_call_in_each_message() -> None:
@@ -218,10 +217,8 @@ def test_a_template_sees_what_transformers_shows_it() -> None:
         ([3], r"tool_calls\[0\] must be an object with function.name"),
         ([{"function": {}}], "function.name"),
         ([{"id": [], "function": {"name": "add"}}], r"tool_calls\[0\].id must be"),
-        ([{"function": {"name": "add", "arguments": "{"}}], r"\[0\].function.arguments must be"),
-        ([{"function": {"name": "add", "arguments": "[1]"}}], "the text of a JSON object"),
-        ([{"function": {"name": "add", "arguments": "[" * 100_000}}], "a JSON object"),
-        ([{"function": {"name": "add", "arguments": 3}}], "a JSON object"),
+        ([{"function": {"name": "add", "arguments": 3}}], r"\[0\].function.arguments must be"),
+        ([{"function": {"name": "add", "arguments": ["a"]}}], "the text of a JSON object"),
         ([{"function": {"name": "add", "arguments": {"a": b""}}}], "a JSON object"),
     ],
 )
@@ -545,8 +542,8 @@ def test_what_cannot_be_forced(models, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_tools_can_be_forced(models) -> None:
-    """As many as a request may have."""
-    functions = [{"name": f"f{i}", "parameters": ADD} for i in range(MAX_TOOLS)]
+    """As many as agents with several servers offer."""
+    functions = [{"name": f"f{i}", "parameters": ADD} for i in range(300)]
     request = ToolRequest.of([{"type": "function", "function": f} for f in functions], "required")
     grammar = LlamaGrammar.from_tool_calls(STYLES["llama-3"].forced(request))
     said = text(models("hermes")("x", grammar=grammar, max_tokens=200, temperature=2.0, seed=1))

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..core.logits import StoppingCriteriaList
-from .template import ChatTemplate, TemplateError
+from .customs import Customs
+from .template import ChatTemplate
 from .tools import Thoughts, ToolRequest, style_of, thoughts_of
-from .tools.history import checked_calls, with_text_arguments, with_thoughts, with_written_calls
+from .tools.history import checked_calls, with_thoughts
 
 Message = Mapping[str, Any]
 
@@ -342,8 +343,9 @@ class TemplateFormat:
     takes_names = True
 
     def __init__(self, source: str, bos: str, eos: str):
-        self.style, self._takes_calls = style_of(source), "tool_calls" in source
-        self._template, self._eos = ChatTemplate(source, bos, eos), eos
+        self.style, self._eos = style_of(source), eos
+        self._template = ChatTemplate(source, bos, eos)
+        self._customs = Customs(self._template, self.style)
         self.thoughts = thoughts_of(source, self._template.rendered)
 
     def __call__(
@@ -354,29 +356,10 @@ class TemplateFormat:
         add_generation_prompt: bool = True,
         **names: Any,
     ) -> Prompt:
-        # Some templates take a name that is not defined for a list of tools.
-        tools = None if request is None else [tool.as_dict() for tool in request.tools]
         checked = with_thoughts(check_messages(messages), self.thoughts)
-        if self.style is not None:
-            checked = self.style.history(checked)
-            if not self._takes_calls:
-                checked = with_written_calls(checked, self.style.written)
-        text = self._rendered(checked, add_generation_prompt, {"tools": tools, **names})
+        fitted = self._customs.fitted(checked)
+        offered = self._template.without_tools
+        if request is not None:
+            offered = {**offered, "tools": [tool.as_dict() for tool in request.tools]}
+        text = self._template.render(fitted, add_generation_prompt, **{**offered, **names})
         return Prompt(text, [self._eos] if self._eos else [])
-
-    def _rendered(self, messages: list[dict[str, Any]], begins: bool, names: dict[str, Any]) -> str:
-        """The text. Some templates join the arguments of calls to texts, and need them as such;
-        others would write a text as a string of JSON."""
-        calls = [call["function"] for m in messages for call in m.get("tool_calls", ())]
-        given = [call["arguments"] for call in calls if call["arguments"]]
-        try:
-            text = self._template.render(messages, begins, **names)
-            if not any(str(arguments) in text for arguments in given):
-                return text
-        except TemplateError:
-            if not calls:
-                raise
-        try:
-            return self._template.render(with_text_arguments(messages), begins, **names)
-        except TemplateError:
-            return self._template.render(messages, begins, **names)

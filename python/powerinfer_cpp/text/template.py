@@ -5,7 +5,10 @@ Python, the process (worker.py) from hanging this one or filling its memory. The
 is rendered stand in children/templates.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import date
+from functools import cached_property
 from typing import Any
 
 from .worker import Refused, Worker, WorkerMissing
@@ -17,7 +20,15 @@ _worker = Worker(*WORKER)
 
 
 class TemplateError(ValueError):
-    """A chat template that cannot be used, or that refuses the messages."""
+    """A chat template that cannot be used, or that refuses the messages.
+
+    by_limit: it took too much, or there is no process to render it; which says nothing of what the
+    template takes.
+    """
+
+    def __init__(self, message: str, by_limit: bool = False):
+        super().__init__(message)
+        self.by_limit = by_limit
 
 
 class ChatTemplate:
@@ -49,7 +60,44 @@ class ChatTemplate:
     ) -> str:
         """The text of a chat without tools. begins: with the beginning of an answer. Raises
         TemplateError."""
-        return self.render(messages, begins, tools=None, **names)
+        return self.render(messages, begins, **{**self.without_tools, **names})
+
+    @property
+    def without_tools(self) -> dict[str, Any]:
+        """Names of a chat without tools. Raises TemplateError by a limit."""
+        found = self._without_tools
+        return (
+            found if "datetime" not in found else {**found, "datetime": f"{date.today():%b %d %Y}"}
+        )
+
+    @cached_property
+    def _without_tools(self) -> dict[str, Any]:
+        """The first of `_NO_TOOLS` that the template takes."""
+        question = [{"role": "user", "content": "Hi"}]
+        for names in _NO_TOOLS:
+            with suppressed_refusal():
+                self.render(question, **names)
+                return names
+        return _NO_TOOLS[0]
+
+
+# There are none; templates that go through tools that are not there, or join functions to a text
+# (Firefunction's, with the day beside them), fail without these.
+_NO_TOOLS: tuple[dict[str, Any], ...] = (
+    {"tools": None},
+    {"tools": []},
+    {"tools": [], "functions": "", "datetime": ""},
+)
+
+
+@contextmanager
+def suppressed_refusal() -> Iterator[None]:
+    """Within it, a template may refuse what it is asked; what ends it by a limit is raised."""
+    try:
+        yield
+    except TemplateError as error:
+        if error.by_limit:
+            raise
 
 
 def _plain(value: Any) -> Any:
@@ -66,9 +114,9 @@ def _ask(**request: Any) -> Any:
         return _worker.ask(**_plain(request))
     except Refused as error:
         words = f"the chat template {error}: refused" if error.by_limit else str(error)
-        raise TemplateError(words) from None
+        raise TemplateError(words, error.by_limit) from None
     except WorkerMissing as error:
         words = error.sentence("a chat template needs a Python interpreter to run in")
-        raise TemplateError(f"{words}, and chat_format does without") from None
+        raise TemplateError(f"{words}, and chat_format does without", by_limit=True) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise TemplateError(f"messages must hold only what JSON can: {error}") from None

@@ -12,7 +12,6 @@ from ..core.model import Model
 from ..core.state import common_prefix
 from .chat import ChatFormat, Message, Prompt, check_messages
 from .grammar import LlamaGrammar
-from .template import TemplateError
 from .thinking import EFFORT_NAMES, Thinking
 from .thought_limit import ThoughtLimit
 from .tools import (
@@ -236,7 +235,4 @@ def _prompt(
     checked = check_messages(messages)
     if request is None and not has_tools(checked):
         return chat_format(messages, **names), HERMES
-    try:
-        return chat_format(without_tools(checked, request), **names), HERMES
-    except TemplateError:  # it may refuse messages of the system
-        return chat_format(without_tools(checked, request, system=False), **names), HERMES
+    return chat_format(without_tools(checked, request), **names), HERMES

@@ -1,6 +1,6 @@
 """Tools of a chat as OpenAI describes them, checked once, before anything else sees them.
 
-They come from clients of a server, so their number, size and depth have limits.
+They come from clients of a server, so their size and depth have limits.
 """
 
 import json
@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-MAX_TOOLS = 128  # as OpenAI
 MAX_CHARS = 256 << 10  # of all tools together as JSON: no more fits into a grammar
 MAX_DEPTH = 64  # of objects and lists in the parameters of a tool
 
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# What OpenAI, Anthropic, Google and MCP allow between them.
+NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -50,41 +50,58 @@ class ToolRequest:
     ) -> "ToolRequest | None":
         """What a request's fields ask for; None if its answer can call nothing.
 
-        tool_choice: "none", "auto", "required", or {"type": "function", "function": {"name": ...}};
-        None means "auto". Raises ValueError, which names the field.
+        tool_choice: "none", "auto", "required", {"type": "function", "function": {"name": ...}}, or
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}},
+        whose tools are named in the same way; None means "auto". Raises ValueError, which names the
+        field.
         """
         found = check_tools(tools)
         if parallel_tool_calls not in (None, True, False):
             raise ValueError("parallel_tool_calls must be true or false")
         names = frozenset(tool.name for tool in found)
+        parallel, mode = parallel_tool_calls is not False, tool_choice
         if isinstance(tool_choice, Mapping):
-            name = _named(tool_choice)
-            if name not in names:
-                raise ValueError(f"tool_choice names {name!r}, which is not among the tools")
-            return cls(found, frozenset([name]), True, False, tool_choice)
-        if tool_choice not in (None, "none", "auto", "required"):
-            raise ValueError(
-                'tool_choice must be "none", "auto", "required", or '
-                '{"type": "function", "function": {"name": ...}}'
-            )
-        if tool_choice == "required" and not found:
+            allowed, mode = _allowed(tool_choice)
+            if others := allowed - names:
+                other = min(others)
+                raise ValueError(f"tool_choice names {other!r}, which is not among the tools")
+            names, parallel = allowed, parallel and tool_choice["type"] == "allowed_tools"
+        elif tool_choice not in (None, "none", "auto", "required"):
+            raise ValueError(f'tool_choice must be "none", "auto", "required", {_CHOICES}')
+        if mode == "required" and not names:
             raise ValueError('tool_choice is "required", but there are no tools')
-        if tool_choice == "none" or not found:
+        if mode == "none" or not found:
             return None
-        parallel = parallel_tool_calls is not False
-        return cls(found, names, tool_choice == "required", parallel, tool_choice)
+        return cls(found, names, mode == "required", parallel, tool_choice)
 
 
-def _named(choice: Mapping[str, Any]) -> str:
-    function = choice.get("function")
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if choice.get("type") != "function" or not isinstance(name, str):
-        raise ValueError('tool_choice must be {"type": "function", "function": {"name": ...}}')
-    return name
+_CHOICES = (
+    'or {"type": "function", "function": {"name": ...}}, or {"type": "allowed_tools", '
+    '"allowed_tools": {"mode": "auto" or "required", "tools": [...]}}'
+)
+
+
+def _allowed(choice: Mapping[str, Any]) -> tuple[frozenset[str], str]:
+    """The names that a choice allows, and its mode. Raises ValueError for another shape."""
+    kind, of = choice.get("type"), choice.get("allowed_tools")
+    named, mode = [choice], "required"
+    if kind == "allowed_tools" and isinstance(of, Mapping):
+        named, mode = of.get("tools"), of.get("mode")
+    if isinstance(named, list) and mode in ("auto", "required"):
+        names = [_function_name(each) for each in named]
+        if all(isinstance(name, str) for name in names):
+            return frozenset(names), mode
+    raise ValueError(f"tool_choice must be a word, {_CHOICES}")
+
+
+def _function_name(choice: object) -> object:
+    is_function = isinstance(choice, Mapping) and choice.get("type") == "function"
+    function = choice.get("function") if is_function else None
+    return function.get("name") if isinstance(function, Mapping) else None
 
 
 def check_tools(tools: object) -> tuple[Tool, ...]:
-    """The tools of a list in OpenAI's shape; None is an empty list.
+    """The tools of a list in OpenAI's shape, or checked one by one; None is an empty list.
 
     Raises ValueError for another shape, a name twice, or more than the limits allow.
     """
@@ -92,12 +109,10 @@ def check_tools(tools: object) -> tuple[Tool, ...]:
         return ()
     if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Sequence):
         raise ValueError("tools must be a list")
-    if len(tools) > MAX_TOOLS:
-        raise ValueError(f"tools has {len(tools)} entries; at most {MAX_TOOLS} are possible")
     found: dict[str, Tool] = {}
     n_chars = 0
     for i, given in enumerate(tools):
-        tool = _tool(f"tools[{i}]", given)
+        tool = given if isinstance(given, Tool) else check_tool(f"tools[{i}]", given)
         if tool.name in found:
             raise ValueError(f"tools[{i}].function.name is {tool.name!r} a second time")
         found[tool.name] = tool
@@ -110,7 +125,8 @@ def check_tools(tools: object) -> tuple[Tool, ...]:
     return tuple(found.values())
 
 
-def _tool(where: str, given: object) -> Tool:
+def check_tool(where: str, given: object) -> Tool:
+    """A tool in OpenAI's shape. where: names it in errors. Raises ValueError for another shape."""
     if not isinstance(given, Mapping):
         raise ValueError(f"{where} must be an object")
     if given.get("type") != "function":
@@ -121,7 +137,7 @@ def _tool(where: str, given: object) -> Tool:
         raise ValueError(f"{where} must be an object")
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValueError(f"{where}.name must be 1 to 64 of the characters a-z A-Z 0-9 _ -")
+        raise ValueError(f"{where}.name must be 1 to 128 of the characters a-z A-Z 0-9 _ - . : /")
     if description is not None and not isinstance(description, str):
         raise ValueError(f"{where}.description must be a string")
     if function.get("strict") not in (None, True, False):

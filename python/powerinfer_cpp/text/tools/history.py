@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .arguments import read_arguments
 from .definitions import ToolRequest
 from .thoughts import Thoughts
 
@@ -26,7 +27,8 @@ The results come between <tool_response> and </tool_response>."""
 def checked_calls(where: str, calls: object) -> list[dict[str, Any]]:
     """An assistant's calls in OpenAI's shape, with arguments as dicts: so templates expect them.
 
-    where: names the message in errors. Raises ValueError for another shape.
+    where: names the message in errors. Raises ValueError for another shape; of arguments that are
+    broken as their model wrote them stays what can be read.
     """
     where += ".tool_calls"
     if isinstance(calls, str | bytes | Mapping) or not isinstance(calls, Sequence):
@@ -38,14 +40,11 @@ def checked_calls(where: str, calls: object) -> list[dict[str, Any]]:
             raise ValueError(f"{where}[{i}] must be an object with function.name")
         if not isinstance(call.get("id", ""), str):
             raise ValueError(f"{where}[{i}].id must be a string")
-        arguments = function.get("arguments")
         try:
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
-            arguments = json.loads(text or "{}")
+            arguments = read_arguments(function.get("arguments"))
         except (TypeError, ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise ValueError(f"{where}[{i}].function.arguments must be the text of a JSON object")
+            words = "function.arguments must be the text of a JSON object"
+            raise ValueError(f"{where}[{i}].{words}") from None
         # Some templates write the function as it is: the name comes first.
         function = {"name": function["name"], "arguments": arguments}
         found.append({**call, "type": "function", "function": function})
@@ -176,14 +175,11 @@ def has_tools(messages: Sequence[Message]) -> bool:
     return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
 
 
-def without_tools(
-    messages: Sequence[Message], request: ToolRequest | None, system: bool = True
-) -> list[dict[str, Any]]:
+def without_tools(messages: Sequence[Message], request: ToolRequest | None) -> list[dict[str, Any]]:
     """Messages for formats that know no tools: these are described in the style of Hermes.
 
-    messages: checked, not empty. The description goes into the first system message; without one,
-    into a new one or, without `system`, into the first message of the user. Calls become text of
-    the assistant, and results a message of the user.
+    messages: checked, not empty. The description goes into the first system message, or into a new
+    one. Calls become text of the assistant, and results a message of the user.
     """
     found: list[dict[str, Any]] = []
     results: list[str] = []  # of the last messages
@@ -201,7 +197,7 @@ def without_tools(
     found += _of_user(results)
     if request is not None:
         tools = "\n".join(json.dumps(tool.as_dict(), ensure_ascii=False) for tool in request.tools)
-        _introduce(found, _INTRODUCTION.format(tools=tools), system)
+        _introduce(found, _INTRODUCTION.format(tools=tools))
     return found
 
 
@@ -209,17 +205,14 @@ def _of_user(results: list[str]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": "\n".join(results)}] if results else []
 
 
-def _introduce(messages: list[dict[str, Any]], text: str, system: bool) -> None:
-    """Puts a text into the system message, or where it can stand without one."""
-    for role in ("system",) if system else ("system", "user"):
-        for i, message in enumerate(messages):
-            if message["role"] == role:
-                parts = (
-                    [message["content"], text] if role == "system" else [text, message["content"]]
-                )
-                messages[i] = {**message, "content": "\n\n".join(part for part in parts if part)}
-                return
-    messages.insert(0, {"role": "system" if system else "user", "content": text})
+def _introduce(messages: list[dict[str, Any]], text: str) -> None:
+    """Puts a text into the first system message, or before all of them."""
+    for i, message in enumerate(messages):
+        if message["role"] == "system":
+            parts = (message["content"], text)
+            messages[i] = {**message, "content": "\n\n".join(part for part in parts if part)}
+            return
+    messages.insert(0, {"role": "system", "content": text})
 
 
 def _written(function: Mapping[str, Any]) -> str:
