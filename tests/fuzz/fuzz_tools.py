@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import driver
 from powerinfer_cpp.text.tools import (
@@ -183,7 +184,7 @@ def _read(name: str, style: str, pieces: list[str]) -> list[object]:
     for event in events:
         last = found[-1] if found else None
         if isinstance(event, Content | Thought | CallArguments) and type(event) is type(last):
-            found[-1] = type(event)(*list(vars(event).values())[:-1], last.text + event.text)
+            found[-1] = replace(event, text=last.text + event.text)
         else:
             found.append(event)
     return found

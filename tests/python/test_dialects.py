@@ -343,7 +343,7 @@ def test_results_of_tools(claude: anthropic.Anthropic, client: openai.OpenAI) ->
         *user(),
         {"role": "assistant", "content": "Well.", "tool_calls": calls},
         {"role": "tool", "tool_call_id": "call_0", "content": "one"},
-        {"role": "tool", "tool_call_id": "call_1", "content": "two"},
+        {"role": "tool", "tool_call_id": "call_1", "content": "Error: two"},
         *user("And?"),
     ]
     tools = [{"type": "function", "function": FUNCTION}]
@@ -381,7 +381,7 @@ def test_results_of_tools(claude: anthropic.Anthropic, client: openai.OpenAI) ->
         {
             "type": "function_call_output",
             "call_id": "call_1",
-            "output": [{"type": "input_text", "text": "two"}],
+            "output": [{"type": "input_text", "text": "Error: two"}],
         },
         *user("And?"),
     ]

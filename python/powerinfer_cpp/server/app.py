@@ -33,7 +33,6 @@ from .dialects.bodies import (
     decode,
     n_texts,
 )
-from .dialects.chats import chat_turn
 from .dialects.infill import InfillBody, infill_job
 from .dialects.messages import CountBody, MessagesBody, count_tokens, messages_job
 from .dialects.native import NativeBody, NativeCompletionBody
@@ -355,9 +354,7 @@ class Server:
     async def _apply_template(self, request: Request) -> Response:
         body = await self._body(request, TemplateBody)
         model = self.models.get(body.model)
-        thinking = body.thinking(model.thinking)
-        of = (model, body.messages, body.tools, body.tool_choice, None, None, thinking)
-        turn = await self._prepared(request, body, chat_turn, *of)
+        turn = await self._prepared(request, body, openai.turn_of, model, body)
         return _json({"prompt": turn.text})
 
     # ---- Status --------------------------------------------------------------------------

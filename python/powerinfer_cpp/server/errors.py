@@ -10,11 +10,24 @@ from ..core.errors import (
     RequestError,
     StorageError,
 )
+from ..core.printable import printable
 from ..run.engine import EngineDead
 from ..run.requests import QueueFull
 
 # Of a program's handlers, `powerinfer serve` adds one that writes to stderr.
 log = logging.getLogger("powerinfer_cpp.server")
+
+_MOST_LEFT_OUT = 100  # lines in the log: clients name what they like
+_left_out: set[str] = set()
+
+
+def left_out(what: str) -> None:
+    """Tells the log once that something of a request is left out."""
+    what = printable(what[:120])
+    if what not in _left_out and len(_left_out) < _MOST_LEFT_OUT:
+        _left_out.add(what)
+        log.warning("%s: left out of requests, as this server has nothing of that kind", what)
+
 
 _OPENAI = {
     400: "invalid_request_error",

@@ -58,7 +58,7 @@ class Customs:
         """
         found = self._shaped(messages)
         if any("tool_calls" in message for message in found) and self._wants_texts:
-            found = with_text_arguments(found)
+            found = [dict(message) for message in with_text_arguments(found)]
         if any(message["role"] == "system" for message in found):
             found = self._folded(found)
         groups: list[list[Message]] = []
@@ -74,7 +74,9 @@ class Customs:
         if self._style is None:
             return list(messages)
         found = self._style.history(list(messages))
-        return found if self._takes_calls else with_written_calls(found, self._style.written)
+        if self._takes_calls:
+            return found
+        return [dict(message) for message in with_written_calls(found, self._style.written)]
 
     def _folded(self, messages: Sequence[Message]) -> list[Message]:
         """Messages with the system's where they may stand."""

@@ -325,12 +325,6 @@ class TemplateBody(Thinks, kw_only=True):
     chat_template: Any = None
 
 
-class TextPart(msgspec.Struct, kw_only=True):
-    """A part of a message."""
-
-    text: str
-
-
 Body = TypeVar("Body")
 
 
@@ -416,16 +410,6 @@ def typed(where: str, value: Mapping[str, Any], kinds: Mapping[str, type[Body]])
         return converted(value, kinds[kind])
     except msgspec.ValidationError as error:
         raise Refusal(400, f"{where}: {error}", where) from None
-
-
-def joined_texts(
-    where: str, content: str | Sequence[Mapping[str, Any]], kinds: Mapping[str, type[TextPart]]
-) -> str:
-    """Content that may be text alone: the texts of its parts. Raises Refusal for others."""
-    if isinstance(content, str):
-        return content
-    parts = (typed(f"{where}[{i}]", part, kinds) for i, part in enumerate(content))
-    return "".join(part.text for part in parts)
 
 
 def _path(message: str) -> str | None:

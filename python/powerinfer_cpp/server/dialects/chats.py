@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...run.requests import Request, Ticket
@@ -14,24 +14,23 @@ from ...text.tool_chat import Turn
 from ...text.tools import CallArguments, CallBegin, Content, Part, Thought, parts
 from ..errors import Refusal
 from ..served import ServedModel
+from .offered import Offered
 
 
 def chat_turn(
     model: ServedModel,
     messages: Sequence[Mapping[str, Any]],
-    tools: Any = None,
+    offered: Offered,
     tool_choice: Any = None,
     parallel: bool | None = None,
     grammar: LlamaGrammar | None = None,
     thinking: Thinking | None = None,
 ) -> Turn:
-    """The turn that answers messages; all in OpenAI's shape. Raises what `ServedModel.turn` does.
-
-    Templates know no developer, whose messages are those of the system.
-    """
-    known = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in messages]
+    """The turn that answers messages; these and the choice are in the shape of OpenAI's chats.
+    Raises what `ServedModel.turn` does."""
     thinking = model.thinking if thinking is None else thinking
-    return model.turn(known, tools, tool_choice, grammar, parallel, thinking)
+    turn = model.turn(messages, offered.tools, tool_choice, grammar, parallel, thinking)
+    return replace(turn, parser=offered.parser(turn.parser))
 
 
 def chat_request(model: ServedModel, turn: Turn, stops: Sequence[str], **options: Any) -> Request:

@@ -15,19 +15,13 @@ from ..served import ServedModel
 from ..settings import Settings
 from ..texts import Job, event
 from .asked import constraint, text_options, time_limit
-from .bodies import (
-    Sampled,
-    TextPart,
-    UpTo1,
-    UpTo2,
-    check_count,
-    check_stops,
-    joined_texts,
-    typed,
-)
+from .bodies import Sampled, UpTo1, UpTo2, check_count, check_stops, typed
 from .chats import Block, BlockForm, chat_request, chat_turn
+from .histories import of_messages
+from .offered import Offered
+from .parts import text_of
 
-Content = str | list[dict[str, Any]]
+Content = str | list[dict[str, Any] | str]
 
 
 class Message(msgspec.Struct, kw_only=True):
@@ -37,19 +31,12 @@ class Message(msgspec.Struct, kw_only=True):
     content: Content
 
 
-class _Tool(msgspec.Struct, kw_only=True):
-    name: str
-    type: str | None = None
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-
-
 class CountBody(Sampled, kw_only=True):
     """POST /v1/messages/count_tokens."""
 
     messages: list[Message]
     system: Content | None = None
-    tools: list[_Tool] | None = None
+    tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None  # its name before output_config had a format
@@ -64,25 +51,6 @@ class MessagesBody(CountBody, kw_only=True):
     stop_sequences: list[str] | None = None
 
 
-class _ToolUse(msgspec.Struct, kw_only=True):
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-class _ToolResult(msgspec.Struct, kw_only=True):
-    tool_use_id: str
-    content: Content | None = None
-
-
-class _Thinking(msgspec.Struct, kw_only=True):
-    thinking: str
-
-
-class _Redacted(msgspec.Struct):
-    """Thoughts that only their author can read."""
-
-
 class _Choice(msgspec.Struct, kw_only=True):
     disable_parallel_tool_use: bool | None = None
 
@@ -95,14 +63,6 @@ class _Format(msgspec.Struct, kw_only=True):
     schema: dict[str, Any]
 
 
-_TEXT = {"text": TextPart}
-_OF_USER = {**_TEXT, "tool_result": _ToolResult}
-_OF_ASSISTANT = {
-    **_TEXT,
-    "tool_use": _ToolUse,
-    "thinking": _Thinking,
-    "redacted_thinking": _Redacted,
-}
 _CHOICES: Mapping[str, type[_Choice]] = {
     "auto": _Choice,
     "any": _Choice,
@@ -140,16 +100,17 @@ def count_tokens(model: ServedModel, body: CountBody) -> dict[str, int]:
 
 
 def _turn(model: ServedModel, body: CountBody, grammar: LlamaGrammar | None) -> Turn:
-    messages = []
-    if body.system:
-        messages.append({"role": "system", "content": joined_texts("system", body.system, _TEXT)})
-    for i, message in enumerate(body.messages):
-        messages += _messages(f"messages[{i}]", message)
+    given = [{"role": each.role, "content": each.content} for each in body.messages]
+    history = of_messages(given)
+    messages = history.messages
+    if system := text_of("system", body.system):
+        messages.insert(0, {"role": "system", "content": system})
     choice, parallel = _choice(body.tool_choice)
     if len(messages) > 1 and messages[-1]["role"] == "assistant":
         _check_begun(messages[-1], grammar, choice)
     thinking = body.thinking(model.thinking, (body.output_config or {}).get("effort"))
-    return chat_turn(model, messages, _tools(body.tools), choice, parallel, grammar, thinking)
+    offered = Offered.of(body.tools, history.tools, anthropic=True)
+    return chat_turn(model, messages, offered, choice, parallel, grammar, thinking)
 
 
 def _check_begun(message: Mapping[str, Any], grammar: LlamaGrammar | None, choice: Any) -> None:
@@ -159,58 +120,6 @@ def _check_begun(message: Mapping[str, Any], grammar: LlamaGrammar | None, choic
     if grammar is not None or choice not in (None, "auto", "none"):
         words = "the last message is the assistant's, and the answer must have another beginning"
         raise Refusal(400, words, "messages")
-
-
-def _messages(where: str, message: Message) -> list[dict[str, Any]]:
-    """A message in OpenAI's shape; results of tools are messages of their own there."""
-    where += ".content"
-    if message.role == "system":
-        return [{"role": "system", "content": joined_texts(where, message.content, _TEXT)}]
-    if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
-    kinds: Mapping[str, Any] = _OF_USER if message.role == "user" else _OF_ASSISTANT
-    found: list[dict[str, Any]] = []
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for i, given in enumerate(message.content):
-        block = typed(f"{where}[{i}]", given, kinds)
-        if isinstance(block, TextPart):
-            texts.append(block.text)
-        elif isinstance(block, _Thinking):
-            thoughts.append(block.thinking)
-        elif isinstance(block, _ToolUse):
-            function = {"name": block.name, "arguments": block.input}
-            calls.append({"id": block.id, "type": "function", "function": function})
-        elif isinstance(block, _ToolResult):
-            if texts:
-                found.append({"role": "user", "content": "".join(texts)})
-                texts = []
-            content = joined_texts(f"{where}[{i}].content", block.content or "", _TEXT)
-            found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
-    if texts or thoughts or calls or not found:
-        said: dict[str, Any] = {"role": message.role, "content": "".join(texts)}
-        if thoughts:
-            said["reasoning_content"] = "\n".join(thoughts)
-        found.append({**said, "tool_calls": calls} if calls else said)
-    return found
-
-
-def _tools(tools: Sequence[_Tool] | None) -> list[dict[str, Any]] | None:
-    """Tools in OpenAI's shape."""
-    if tools is None:
-        return None
-    found = []
-    for i, tool in enumerate(tools):
-        if tool.type not in (None, "custom") or tool.input_schema is None:
-            raise Refusal(
-                400, f"tools[{i}] must be a tool of the client, with an input_schema", f"tools[{i}]"
-            )
-        function = {"name": tool.name, "description": tool.description}
-        found.append(
-            {"type": "function", "function": {**function, "parameters": tool.input_schema}}
-        )
-    return found
 
 
 def _choice(given: Mapping[str, Any] | None) -> tuple[Any, bool | None]:

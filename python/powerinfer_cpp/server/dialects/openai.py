@@ -7,6 +7,8 @@ from typing import Any
 
 from ...run.requests import Ticket
 from ...text.completion import ChatDicts, CompletionDicts, Dicts, Piece, usage
+from ...text.grammar import LlamaGrammar
+from ...text.tool_chat import Turn
 from ..answering import encode
 from ..errors import Refusal
 from ..recorded import check_recorded, packed
@@ -14,9 +16,18 @@ from ..served import ServedModel
 from ..settings import Settings
 from ..texts import Job, event, owners, timings
 from .asked import constraint, text_options, time_limit
-from .bodies import ChatBody, CompletionBody, EmbeddingBody, check_limits, check_top
+from .bodies import (
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    TemplateBody,
+    check_limits,
+    check_top,
+)
 from .chats import chat_request, chat_turn
+from .histories import of_messages
 from .infill import check_suffix
+from .offered import Offered, choice_of
 
 Prompt = str | list[int]
 
@@ -175,15 +186,7 @@ def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, 
         n_top = check_top(body.n_probs or None, "n_probs", settings)
     recorded = n_top or 0 if body.logprobs or n_top else None
     grammar = constraint(body)
-    turn = chat_turn(
-        model,
-        body.messages,
-        body.tools,
-        body.tool_choice,
-        body.parallel_tool_calls,
-        grammar,
-        body.thinking(model.thinking),
-    )
+    turn = turn_of(model, body, body.parallel_tool_calls, grammar)
     n = body.n or 1
     request = chat_request(
         model,
@@ -203,6 +206,24 @@ def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, 
 
     form = OpenAIForm(head, dicts, body.wants_usage, model.prompts.behind)
     return Job(model, [request], form)
+
+
+def turn_of(
+    model: ServedModel,
+    body: ChatBody | TemplateBody,
+    parallel: bool | None = None,
+    grammar: LlamaGrammar | None = None,
+) -> Turn:
+    """The turn that answers a chat. Raises Refusal and ValueError."""
+    return chat_turn(
+        model,
+        of_messages(body.messages).messages,
+        Offered.of(body.tools),
+        choice_of(body.tool_choice),
+        parallel,
+        grammar,
+        body.thinking(model.thinking),
+    )
 
 
 def embedding_inputs(model: ServedModel, body: EmbeddingBody, settings: Settings) -> list[Prompt]:

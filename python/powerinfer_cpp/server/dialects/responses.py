@@ -3,19 +3,19 @@
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from ...text.tool_chat import Turn
-from ...text.tools import Call, Part, Thought
+from ...text.tools import Call, CallBegin, Part, Thought
 from ..errors import Refusal
 from ..served import ServedModel
 from ..settings import Settings
 from ..texts import Job, event
 from .asked import constraint, text_options, time_limit
-from .bodies import OpenAISampled, TextPart, check_count, joined_texts, typed
+from .bodies import OpenAISampled, check_count
 from .chats import Block, BlockForm, chat_request, chat_turn
+from .histories import of_items
+from .offered import Offered, choice_of
 
 # Fields that ask for what a server keeps, and this one keeps nothing.
 STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
@@ -37,50 +37,6 @@ class ResponsesBody(OpenAISampled, kw_only=True):
     prompt: Any = None
 
 
-class _Message(msgspec.Struct, kw_only=True):
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[dict[str, Any]]
-
-
-class _FunctionCall(msgspec.Struct, kw_only=True):
-    call_id: str
-    name: str
-    arguments: str
-
-
-class _FunctionOutput(msgspec.Struct, kw_only=True):
-    call_id: str
-    output: str | list[dict[str, Any]]
-
-
-class _Reasoning(msgspec.Struct, kw_only=True):
-    content: list[dict[str, Any]] | None = None
-    summary: list[dict[str, Any]] | None = None
-
-
-class _Refused(msgspec.Struct, kw_only=True):
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
-
-
-_ITEMS: Mapping[str, Any] = {
-    "message": _Message,
-    "function_call": _FunctionCall,
-    "function_call_output": _FunctionOutput,
-    "reasoning": _Reasoning,
-}
-_THOUGHTS: Mapping[str, Any] = {"reasoning_text": TextPart, "summary_text": TextPart}
-_PARTS: Mapping[str, Any] = {
-    "input_text": TextPart,
-    "output_text": TextPart,
-    "text": TextPart,
-    "refusal": _Refused,
-}
-
-
 def responses_job(
     model: ServedModel, name: str, body: ResponsesBody, settings: Settings, owner: str
 ) -> Job:
@@ -89,11 +45,16 @@ def responses_job(
         if getattr(body, field):
             raise Refusal(400, f"{field} is not supported: this server keeps no responses", field)
     check_count(body.max_output_tokens, "max_output_tokens")
+    given = body.input
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    history = of_items(given, body.instructions)
+    offered = Offered.of(body.tools, history.tools)
     turn = chat_turn(
         model,
-        _messages(body),
-        _tools(body.tools),
-        _choice(body.tool_choice),
+        history.messages,
+        offered,
+        choice_of(body.tool_choice),
         body.parallel_tool_calls,
         constraint(body, text__format=_format(body.text)),
         body.thinking(model.thinking),
@@ -105,75 +66,7 @@ def responses_job(
         criteria=time_limit(model, body, turn.criteria),
         **text_options(model, body, settings, owner),
     )
-    return Job(model, [request], ResponsesForm(turn, name, body, model.prompts.behind))
-
-
-def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
-    """Messages in OpenAI's older shape. Instructions and what the system says first are one, and so
-    are thoughts, a text and the calls that follow it."""
-    thoughts = ""  # of the assistant's next item
-    found: list[dict[str, Any]] = []
-    if body.instructions:
-        found.append({"role": "system", "content": body.instructions})
-    if isinstance(body.input, str):
-        return [*found, {"role": "user", "content": body.input}]
-    for i, given in enumerate(body.input):
-        where, before = f"input[{i}]", found[-1] if found else {}
-        item = typed(where, {"type": "message", **given}, _ITEMS)
-        if isinstance(item, _Message):
-            text = joined_texts(f"{where}.content", item.content, _PARTS)
-            role = "system" if item.role == "developer" else item.role
-            if len(found) == 1 and role == before["role"] == "system" and body.instructions:
-                found[0] = {**before, "content": f"{body.instructions}\n\n{text}"}
-            else:
-                found.append({"role": role, "content": text})
-                thoughts = _thinks(found, thoughts)
-        elif isinstance(item, _FunctionCall):
-            function = {"name": item.name, "arguments": item.arguments}
-            call = {"id": item.call_id, "type": "function", "function": function}
-            if before.get("role") == "assistant":
-                found[-1] = {**before, "tool_calls": [*before.get("tool_calls", []), call]}
-            else:
-                found.append({"role": "assistant", "content": None, "tool_calls": [call]})
-            thoughts = _thinks(found, thoughts)
-        elif isinstance(item, _FunctionOutput):
-            text = joined_texts(f"{where}.output", item.output, _PARTS)
-            found.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
-        else:
-            given = item.content or item.summary or ()
-            thoughts += joined_texts(f"{where}.content", given, _THOUGHTS)
-    return found
-
-
-def _thinks(found: list[dict[str, Any]], thoughts: str) -> str:
-    """Adds thoughts to the last message, if it is the assistant's; those that are left."""
-    last = found[-1]
-    if not thoughts or last["role"] != "assistant":
-        return thoughts
-    found[-1] = {**last, "reasoning_content": last.get("reasoning_content", "") + thoughts}
-    return ""
-
-
-def _tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Functions in OpenAI's older shape. Other tools are those of a hosted service: clients offer
-    them to every server."""
-    if tools is None:
-        return None
-    names = ("name", "description", "parameters", "strict")
-    return [
-        {"type": "function", "function": {name: tool.get(name) for name in names}}
-        for tool in tools
-        if tool.get("type") == "function"
-    ]
-
-
-def _choice(given: str | Mapping[str, Any] | None) -> Any:
-    """tool_choice in OpenAI's older shape."""
-    if given is None or isinstance(given, str):
-        return given
-    if given.get("type") != "function" or not isinstance(given.get("name"), str):
-        raise Refusal(400, "tool_choice must name a function, or be a word", "tool_choice")
-    return {"type": "function", "function": {"name": given["name"]}}
+    return Job(model, [request], ResponsesForm(turn, name, body, offered, model.prompts.behind))
 
 
 def _format(text: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -192,13 +85,14 @@ def _format(text: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 class ResponsesForm(BlockForm):
-    """Items of a response. count: tokens of a text."""
+    """Items of a response. offered: tells the kinds of calls. behind: tokens of a text."""
 
     def __init__(
         self,
         turn: Turn,
         model: str,
         body: ResponsesBody,
+        offered: Offered,
         behind: Callable[[str], Sequence[int]],
     ):
         super().__init__(turn)
@@ -222,7 +116,7 @@ class ResponsesForm(BlockForm):
             "top_p": params.top_p,
             "truncation": "disabled",
         }
-        self._behind = behind
+        self._spaces, self._behind = offered.spaces, behind
         self._number = 0  # of the next event
         self._output: list[dict[str, Any]] = []
         self._id = ""  # of the item that is being written
@@ -231,7 +125,7 @@ class ResponsesForm(BlockForm):
         """The response."""
         for i, part in enumerate(found):
             if isinstance(part, Call):
-                item = _call(_new_id("fc"), part.id, part.name, part.arguments, "completed")
+                item = self._call(_new_id("fc"), part, part.arguments, "completed")
             else:
                 cut = self.reason == "length" and i == len(found) - 1
                 if isinstance(part, Thought):
@@ -267,8 +161,7 @@ class ResponsesForm(BlockForm):
     def block_grows(self, block: Block, text: str) -> bytes:
         """A delta of a text, or of arguments."""
         if block.call is not None:
-            kind = "response.function_call_arguments.delta"
-            return self._of(block, kind, item_id=self._id, delta=text)
+            return self._of(block, f"{_stream(block.call)}.delta", item_id=self._id, delta=text)
         if block.thought:
             return self._of_part(block, "response.reasoning_text.delta", delta=text)
         return self._of_part(block, "response.output_text.delta", delta=text, logprobs=[])
@@ -278,8 +171,10 @@ class ResponsesForm(BlockForm):
         item = self._item(block, _status(block.complete))
         self._output.append(item)
         if block.call is not None:
-            of = {"item_id": self._id, "name": block.call.name, "arguments": block.text}
-            data = self._of(block, "response.function_call_arguments.done", **of)
+            of = {"input": block.text}
+            if not block.call.custom:
+                of = {"name": item["name"], "arguments": block.text}
+            data = self._of(block, f"{_stream(block.call)}.done", item_id=self._id, **of)
         elif block.thought:
             data = self._of_part(block, "response.reasoning_text.done", text=block.text)
             part = {"type": "reasoning_text", "text": block.text}
@@ -330,7 +225,16 @@ class ResponsesForm(BlockForm):
             return _reasoning(self._id, block.text, status)
         if block.call is None:
             return _message(self._id, [_text(block.text)], status)
-        return _call(self._id, block.call.id, block.call.name, block.text, status)
+        return self._call(self._id, block.call, block.text, status)
+
+    def _call(self, id_: str, call: Call | CallBegin, given: str, status: str) -> dict[str, Any]:
+        space, name = self._spaces.get(call.name, (None, call.name))
+        kind, field = (
+            ("custom_tool_call", "input") if call.custom else ("function_call", "arguments")
+        )
+        called = {"call_id": call.id, "name": name, field: given}
+        called |= {} if space is None else {"namespace": space}
+        return {"id": id_, "type": kind, "status": status, **called}
 
     def _of(self, block: Block, kind: str, **fields: Any) -> bytes:
         return self._event(kind, output_index=block.index, **fields)
@@ -366,6 +270,6 @@ def _reasoning(id_: str, text: str, status: str) -> dict[str, Any]:
     return {"id": id_, "status": status, **said}
 
 
-def _call(id_: str, call_id: str, name: str, arguments: str, status: str) -> dict[str, Any]:
-    called = {"call_id": call_id, "name": name, "arguments": arguments}
-    return {"id": id_, "type": "function_call", "status": status, **called}
+def _stream(call: CallBegin) -> str:
+    """The events of what a call is given."""
+    return f"response.{'custom_tool_call_input' if call.custom else 'function_call_arguments'}"

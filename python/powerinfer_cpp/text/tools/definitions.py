@@ -83,20 +83,23 @@ _CHOICES = (
 
 def _allowed(choice: Mapping[str, Any]) -> tuple[frozenset[str], str]:
     """The names that a choice allows, and its mode. Raises ValueError for another shape."""
-    kind, of = choice.get("type"), choice.get("allowed_tools")
-    named, mode = [choice], "required"
-    if kind == "allowed_tools" and isinstance(of, Mapping):
+    named: Any = [choice]
+    mode: Any = "required"
+    of = choice.get("allowed_tools")
+    if choice.get("type") == "allowed_tools" and isinstance(of, Mapping):
         named, mode = of.get("tools"), of.get("mode")
     if isinstance(named, list) and mode in ("auto", "required"):
         names = [_function_name(each) for each in named]
+        found = frozenset(name for name in names if isinstance(name, str))
         if all(isinstance(name, str) for name in names):
-            return frozenset(names), mode
+            return found, mode
     raise ValueError(f"tool_choice must be a word, {_CHOICES}")
 
 
 def _function_name(choice: object) -> object:
-    is_function = isinstance(choice, Mapping) and choice.get("type") == "function"
-    function = choice.get("function") if is_function else None
+    if not isinstance(choice, Mapping) or choice.get("type") != "function":
+        return None
+    function = choice.get("function")
     return function.get("name") if isinstance(function, Mapping) else None
 
 

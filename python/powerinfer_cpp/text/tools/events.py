@@ -21,19 +21,22 @@ class Thought:
 
 @dataclass(frozen=True)
 class CallBegin:
-    """The beginning of a call. index: calls of an answer are counted from 0."""
+    """The beginning of a call. index: calls of an answer are counted from 0. custom: its arguments
+    are a free text, as of OpenAI's custom tools."""
 
     index: int
     id: str
     name: str
+    custom: bool = False
 
 
 @dataclass(frozen=True)
 class CallArguments:
-    """The next piece of a call's arguments, a JSON text."""
+    """The next piece of a call's arguments: a JSON text or, custom, a free one."""
 
     index: int
     text: str
+    custom: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,20 +105,22 @@ def deltas(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
         elif isinstance(event, Thought):
             yield {"reasoning_content": event.text}
         elif isinstance(event, CallBegin):
-            call = {"index": event.index, **_call(event, "")}
-            yield {"tool_calls": [call]}
+            yield {"tool_calls": [{"index": event.index, **_call(event, "")}]}
         elif isinstance(event, CallArguments):
-            function = {"arguments": event.text}
-            yield {"tool_calls": [{"index": event.index, "function": function}]}
+            grown = {"function": {"arguments": event.text}}
+            if event.custom:
+                grown = {"custom": {"input": event.text}}
+            yield {"tool_calls": [{"index": event.index, **grown}]}
 
 
 @dataclass(frozen=True)
 class Call:
-    """A complete call. arguments: the text of a JSON object."""
+    """A complete call. arguments: the text of a JSON object or, custom, a free one."""
 
     id: str
     name: str
     arguments: str
+    custom: bool = False
 
 
 Part = str | Thought | Call
@@ -153,7 +158,7 @@ def parts(events: Iterable[Event]) -> list[Part]:
             pieces.append(event.text)
         elif event.complete:
             end_text()
-            found.append(Call(begun.id, begun.name, "".join(pieces)))
+            found.append(Call(begun.id, begun.name, "".join(pieces), begun.custom))
         else:
             add(Content, event.raw)
     end_text()
@@ -179,5 +184,8 @@ def message(events: Iterable[Event]) -> dict[str, Any]:
 
 
 def _call(of: CallBegin | Call, arguments: str) -> dict[str, Any]:
+    if of.custom:
+        custom = {"name": of.name, "input": arguments}
+        return {"id": of.id, "type": "custom", "custom": custom}
     function = {"name": of.name, "arguments": arguments}
     return {"id": of.id, "type": "function", "function": function}
