@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 import serving
 from agents import SESSIONS, Made, Session, Step
+from powerinfer_cpp.server.dialects.histories import of_messages
 from powerinfer_cpp.server.served import ServedModel
+from powerinfer_cpp.text.chat import TemplateFormat
+from powerinfer_cpp.text.tool_chat import prepare
+from test_template_customs import ALTERNATING, AS_IT_IS, BESIDE_CALLS, FIRST_ONLY, NO_SYSTEM
 
 DIALECTS = ("messages", "chat/completions", "responses")
 
@@ -63,7 +67,7 @@ def test_a_session_is_one_prompt_in_every_dialect(prompts: Prompts, name: str) -
     last = ""
     for i, steps in enumerate(every):
         own = prompts(session.dialect, session.body(session.dialect, steps))
-        if i % 5 == 4 or steps is every[-1]:
+        if i % 10 == 9 or steps is every[-1]:
             for dialect in DIALECTS:
                 if dialect != session.dialect:
                     assert prompts(dialect, session.body(dialect, steps)) == own
@@ -73,3 +77,22 @@ def test_a_session_is_one_prompt_in_every_dialect(prompts: Prompts, name: str) -
         last = own
     said = [step for step in session.steps if isinstance(step, Made) and step.text]
     assert all(step.text in last for step in said)
+
+
+REFUSING = {
+    "neighbours": ALTERNATING,
+    "arguments as they are": AS_IT_IS,
+    "the user behind results": BESIDE_CALLS,
+    "a later system message": FIRST_ONLY,
+    "every system message": NO_SYSTEM,
+}
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_a_session_suits_templates_that_refuse_much(name: str) -> None:
+    made = TemplateFormat(REFUSING[name], "", "")
+    for session in SESSIONS.values():
+        body = session.body("chat/completions", session.steps)
+        text = prepare(made, of_messages(body["messages"]).messages, None, lambda _texts: {}).text
+        said = [message["content"] for message in body["messages"]]
+        assert all(each in text for each in said if isinstance(each, str))

@@ -257,7 +257,10 @@ def test_tools_of_a_hosted_service_are_calls_like_others() -> None:
     assert calls_of(found[0]) == [("web_search", {"query": "q"})]
     assert calls_of(found[2]) == [("find", {})] and found[3]["tool_call_id"] == "m1"
     with pytest.raises(Refusal, match=r"content\[1\] is of type 'server_tool_use'"):
-        of_messages([{"role": "user", "content": content[2:4] * 2}])
+        of_messages([{"role": "user", "content": content[2:5]}])
+    # The service was to go on with it.
+    (only,) = of_messages([{"role": "assistant", "content": content[2:4]}]).messages
+    assert only == {"role": "assistant", "content": "I look."}
 
 
 def test_older_shapes_of_chats() -> None:
@@ -428,7 +431,7 @@ def test_thoughts_and_calls_belong_to_what_was_said() -> None:
 
 @pytest.mark.xdist_group("timed")
 def test_long_histories_are_read_in_linear_time() -> None:
-    n = 20_000
+    n = 5_000
     text, image = {"type": "text", "text": "x"}, {"type": "image"}
     thought = {"type": "reasoning", "content": [text]}
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
@@ -440,7 +443,7 @@ def test_long_histories_are_read_in_linear_time() -> None:
     of_messages([{"role": "assistant", "content": [call, text]}] * n).messages  # noqa: B018
     tools = [{"type": "function", "name": f"f{i % 10}"} for i in range(n)]
     assert len(Offered.of([], tools).tools) == 10
-    assert time.process_time() - start < 5  # it takes a third of a second
+    assert time.process_time() - start < 5  # it takes a tenth of a second
 
 
 # ---- Tools ------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ def prompt(source: str, *messages: dict[str, Any], tools: Any = None) -> str:
         (FIRST_ONLY, "system:Rules user:Ask assistant:Said user:Later+More"),
         (ALTERNATING, "user:Rules+Ask assistant:Said user:Later+More"),
     ],
+    ids=["takes it", "refuses it", "drops it", "takes the first", "wants turns"],
 )
 def test_what_the_system_says_is_in_every_prompt(source: str, expected: str) -> None:
     found = prompt(source, RULES, ASK, SAID, LATER, MORE)
@@ -102,7 +103,7 @@ JOINED = CALLS.replace("ARGS", "{{ 'a: ' + c.function.arguments }}")
 AS_JSON = CALLS.replace("ARGS", "{{ c.function.arguments | tojson }}")
 
 
-@pytest.mark.parametrize("source", [AS_IT_IS, JOINED, AS_JSON])
+@pytest.mark.parametrize("source", [AS_IT_IS, JOINED, AS_JSON], ids=["as is", "joined", "JSON"])
 def test_arguments_are_json_whatever_a_result_says(source: str) -> None:
     """A template writes arguments as they are, joins them to a text, or makes JSON of them; and a
     result repeats them as Python would write them."""
@@ -162,29 +163,32 @@ def test_arguments_that_were_cut() -> None:
     seen = []
     for n in range(len(whole) + 1):
         found = read_arguments(whole[:n])
-        assert given["file"].startswith(found.get("file", "").rstrip("\ud83d"))
+        assert given["file"].startswith(found.get("file", "").rstrip("?"))
+        json.dumps(found, ensure_ascii=False).encode()  # without half of a pair
         assert set(found) <= set(given) and found.get("n", -2.5) == -2.5
         seen.append(found)
     assert seen[0] == {} and seen[-1] == given
     assert {"file": given["file"], "lines": [1, {"deep": [True]}]} in seen
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('{"a": 1}{"a": 2}', {"a": 1}),
-        ('{"a": "b\nc"} and more', {"a": "b\nc"}),
-        (json.dumps('{"a": 1}'), {"a": 1}),
-        (None, {}),
-        ("", {}),
-        ("[1, 2]", {}),
-        ("not JSON", {}),
-        ("{]", {}),
-        ('{"a": 1, "b" 2}', {}),
-        ("[" * 100_000, {}),
-        ('{"a":' * 100_000, {}),
-    ],
-)
-def test_arguments_that_are_no_object(text: str | None, expected: dict[str, Any]) -> None:
+NO_OBJECTS: dict[str, tuple[str | None, dict[str, Any]]] = {
+    "two": ('{"a": 1}{"a": 2}', {"a": 1}),
+    "a line break, and more": ('{"a": "b\nc"} and more', {"a": "b\nc"}),
+    "a text of it": (json.dumps('{"a": 1}'), {"a": 1}),
+    "half of a pair": (r'{"a": "\ud83d"}', {"a": "?"}),
+    "nothing": (None, {}),
+    "an empty text": ("", {}),
+    "a list": ("[1, 2]", {}),
+    "words": ("not JSON", {}),
+    "brackets": ("{]", {}),
+    "no colon": ('{"a": 1, "b" 2}', {}),
+    "deep lists": ("[" * 100_000, {}),
+    "deep objects": ('{"a":' * 100_000, {}),
+}
+
+
+@pytest.mark.parametrize("name", NO_OBJECTS)
+def test_arguments_that_are_no_object(name: str) -> None:
+    text, expected = NO_OBJECTS[name]
     assert read_arguments(text) == expected
     assert "More" in prompt(AS_JSON, ASK, called(text), RESULT, MORE)

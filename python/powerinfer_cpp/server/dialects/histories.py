@@ -4,7 +4,7 @@ What a model said, thought and called stays, and so do results, also those of to
 service ran: these are calls like others. What only such a service can read is dropped.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,11 +38,13 @@ class _Said:
 class History:
     """A chat that is put together from what a dialect has, in its order.
 
-    tools: those that were defined within the history, in the dialect's shape.
+    answered: ids of calls whose results it has. tools: those that were defined within the history,
+    in the dialect's shape.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, answered: Iterable[object] = ()) -> None:
         self.tools: list[Any] = []
+        self._answered = set(map(str, answered))
         self._said: list[_Said] = []
         self._open: _Said | None = None  # the assistant's last message, if nothing follows it
         self._thoughts: list[str] = []  # that no message has yet
@@ -67,6 +69,9 @@ class History:
         parts, said = parts_of(where, content), None
         for part_where, part in parts:
             kind = str(part.get("type"))
+            if kind in _HOSTED and str(part.get("id")) not in self._answered:
+                left_out(f"parts of type {kind!r} without a result")
+                continue
             if kind.endswith("tool_use") or kind in _THOUGHTS:
                 self._of_assistant(part_where, role, kind, part)
                 continue
@@ -145,6 +150,8 @@ class History:
             self.tools.append(tool["definition"])
 
 
+_HOSTED = ("server_tool_use", "mcp_tool_use")  # without a result, the service was to go on
+
 # Kinds of parts that are thoughts, and where their text stands; nobody else reads redacted ones.
 _THOUGHTS = {"thinking": "thinking", "reasoning": "text", "redacted_thinking": ""}
 
@@ -165,7 +172,8 @@ def _question(of: Sequence[Part], is_made: _Is, is_result: _Is) -> int:
 
 def of_messages(messages: Sequence[Mapping[str, Any]]) -> History:
     """The history of OpenAI's chats or Anthropic's messages. Raises Refusal."""
-    history, begin = History(), _question(messages, _is_assistant, _has_results)
+    begin = _question(messages, _is_assistant, _has_results)
+    history = History(id_ for message in messages for id_ in _results(message))
     for i, message in enumerate(messages):
         where, more = f"messages[{i}]", dict(message)
         role, content = more.pop("role", None), more.pop("content", None)
@@ -189,11 +197,15 @@ def _is_assistant(message: Part) -> bool:
 
 
 def _has_results(message: Part) -> bool:
+    return message.get("role") in ("tool", "function") or any(True for _ in _results(message))
+
+
+def _results(message: Part) -> Iterator[object]:
+    """Ids of the calls whose results are parts of a message."""
     content = message.get("content")
-    return message.get("role") in ("tool", "function") or any(
-        isinstance(part, Mapping) and str(part.get("type")).endswith("tool_result")
-        for part in (content if isinstance(content, list) else ())
-    )
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, Mapping) and str(part.get("type")).endswith("tool_result"):
+            yield part.get("tool_use_id")
 
 
 def _keep_calls(message: dict[str, Any]) -> None:

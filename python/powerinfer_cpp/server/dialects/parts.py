@@ -107,7 +107,7 @@ def has_text(part: Part) -> bool:
 
 def failed(text: str) -> str:
     """The result of a call that failed."""
-    return f"Error: {text}" if text else "Error"
+    return text if text.startswith("Error") else f"Error: {text}" if text else "Error"
 
 
 # ---- Kinds -----------------------------------------------------------------------------------

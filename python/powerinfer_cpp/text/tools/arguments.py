@@ -8,6 +8,7 @@ from typing import Any
 from .reader import past_string
 
 _SIGN = re.compile(r'["{}\[\],:]')
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _HALF = re.compile(r"u[0-9a-fA-F]{0,3}\Z")
 _DECODER = json.JSONDecoder(strict=False)  # with line breaks in strings
 _CLOSING = {"{": "}", "[": "]"}
@@ -37,10 +38,16 @@ def _first_value(text: str) -> Any:
     text = text.strip()
     for read in (str, _closed):
         try:
-            return _DECODER.raw_decode(read(text))[0]
+            found = _DECODER.raw_decode(read(text))[0]
+            return _encodable(found) if _SURROGATE.search(text) else found
         except (ValueError, RecursionError):
             continue
     return None
+
+
+def _encodable(value: Any) -> Any:
+    """A value with ? for each half of a surrogate pair that is alone."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _closed(text: str) -> str:
