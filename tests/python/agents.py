@@ -110,7 +110,11 @@ def _anthropic(session: Session, steps: Sequence[Step]) -> dict[str, Any]:
         }
         for name, about in session.tools.items()
     ]
-    system = [{"type": "text", "text": session.system, "cache_control": {"type": "ephemeral"}}]
+    bill = f"x-anthropic-billing-header: cc_version=2.1; cch={len(steps):05x};"
+    system = [
+        {"type": "text", "text": bill},
+        {"type": "text", "text": session.system, "cache_control": {"type": "ephemeral"}},
+    ]
     hosted = session.hosted if session.dialect == "messages" else ()
     made = {"model": "m", "max_tokens": 1, "system": system, "messages": messages}
     return {**made, "tools": [*tools, *hosted], "thinking": {"type": "disabled"}}

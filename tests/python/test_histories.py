@@ -1,28 +1,24 @@
-"""What becomes of each kind of part and item in a history, and of each kind of tool that is
-offered, in all dialects."""
+"""What becomes of each kind of part and item in a history, in all dialects."""
 
 from __future__ import annotations
 
 import base64
-import json
-import logging
+import contextlib
+import random
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import serving
-from serving import openai
 
 pytest.importorskip("msgspec")
 
 from powerinfer_cpp.core.errors import RequestError  # noqa: E402
-from powerinfer_cpp.server import errors  # noqa: E402
 from powerinfer_cpp.server.dialects.histories import of_items, of_messages  # noqa: E402
 from powerinfer_cpp.server.dialects.offered import Offered, choice_of  # noqa: E402
 from powerinfer_cpp.server.dialects.parts import text_of  # noqa: E402
 from powerinfer_cpp.server.errors import Refusal  # noqa: E402
+from powerinfer_cpp.text.chat import check_messages  # noqa: E402
 from powerinfer_cpp.text.tools import ToolRequest  # noqa: E402
 
 
@@ -126,6 +122,18 @@ PARTS: dict[str, tuple[Any, str, bool]] = {
         {"stdout": "o", "stderr": "", "outcome": {"type": "exit", "exit_code": 1}},
         "o\nexit code 1",
         False,
+    ),
+    "what a tool gave": ({"title": "T", "n": [1]}, '{"title": "T", "n": [1]}', False),
+    "what a tool gave as its content": ({"content": "x", "success": True}, "x", False),
+    "a resource": (
+        {"type": "resource", "resource": {"uri": "u", "text": "x"}},
+        "x",
+        False,
+    ),
+    "a resource of bytes": (
+        {"type": "resource", "resource": {"uri": "u", "blob": "AA=="}},
+        "[file omitted]",
+        True,
     ),
     "changed lines": ({"type": "x_result", "lines": ["-a", "+b"]}, "-a\n+b", False),
     "found tools": (
@@ -446,202 +454,45 @@ def test_long_histories_are_read_in_linear_time() -> None:
     assert time.process_time() - start < 5  # it takes a tenth of a second
 
 
-# ---- Tools ------------------------------------------------------------------------------------
-
-GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "*"'}
-
-
-def test_tools_of_all_dialects() -> None:
-    custom = {"name": "patch", "description": "Patches.", "format": GRAMMAR}
-    nested = {**custom, "format": {"type": "grammar", "grammar": GRAMMAR}}
-    for tool in ({"type": "custom", **custom}, {"type": "custom", "custom": nested}):
-        found = Offered.of([tool])
-        (patch,) = found.tools
-        assert (patch.name, patch.description, found.custom) == ("patch", "Patches.", {"patch"})
-        (given,) = patch.parameters["properties"].values()
-        assert given["type"] == "string" and 'lark):\nstart: "*"' in given["description"]
-    function = {"name": "f", "description": "F.", "parameters": {"type": "object"}}
-    for tool in ({"type": "function", **function}, {"type": "function", "function": function}):
-        assert Offered.of([tool]).tools[0].as_dict() == {"type": "function", "function": function}
-    mine = {"name": "f", "input_schema": {"type": "object"}, "description": "F."}
-    for tool in (mine, {**mine, "type": "custom", "defer_loading": True}):
-        found = Offered.of([tool], anthropic=True)
-        assert found.tools[0].as_dict()["function"] == function and not found.custom
-    space = {"type": "namespace", "name": "mcp__s__", "tools": [{"type": "function", "name": "f"}]}
-    found = Offered.of([space])
-    assert [tool.name for tool in found.tools] == ["mcp__s__f"]
-    assert found.spaces == {"mcp__s__f": ("mcp__s__", "f")}
-    added = Offered.of(
-        [{"type": "function", "name": "f", "description": "Old."}],
-        [{"type": "function", "name": "f", "description": "New."}],
-    )
-    assert [tool.description for tool in added.tools] == ["New."]
+KINDS = [*ITEMS, "text", "image", "document", "file", "tool_use", "tool_result", "thinking", "x"]
+FIELDS = [
+    *("type", "role", "content", "text", "source", "file", "output", "tools", "tool", "name"),
+    *("id", "call_id", "tool_use_id", "arguments", "input", "action", "results", "error", "status"),
+    *("title", "lines", "return_code", "exit_code", "data", "file_data", "summary", "namespace"),
+    *("custom", "format", "function", "parameters", "input_schema", "tool_calls", "function_call"),
+]
 
 
-def test_tools_of_others_are_left_out_with_a_line_in_the_log(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(errors, "_left_out", set())
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            kinds = ("web_search", "mcp", "image_generation", "apply_patch", "\x1b[31m")
-            assert Offered.of([{"type": kind} for kind in kinds]).tools == []
-            kinds = ("bash_20250124", "mcp_toolset", "text_editor_20250728")
-            assert Offered.of([{"type": kind} for kind in kinds], anthropic=True).tools == []
-    assert len(caplog.records) == 8 and "'web_search'" in caplog.text and "\x1b" not in caplog.text
-    for i in range(200):  # nobody fills the log
-        errors.left_out(f"x{i}")
-    assert len(caplog.records) == 100
+def anything(rng: random.Random, depth: int = 4) -> Any:
+    """A value of JSON that looks like what clients send, and is often wrong."""
+    draw = rng.randrange(8 if depth else 5)
+    if draw > 4:
+        return {rng.choice(FIELDS): anything(rng, depth - 1) for _ in range(rng.randrange(5))}
+    if draw == 4 and depth:
+        return [anything(rng, depth - 1) for _ in range(rng.randrange(3))]
+    return rng.choice([None, 0, -1.5, True, "", "data:text/plain;base64,YQ==", *KINDS * 2])
 
 
-def test_tools_that_are_wrong() -> None:
-    for tool, words in (
-        (3, r"tools\[0\] must be an object"),
-        ({"type": "function"}, r"tools\[0\].function.name"),
-        ({"type": "function", "function": 3}, r"tools\[0\].function must be"),
-        ({}, r"tools\[0\].function must be"),
-        ({"type": "function", "name": "a b"}, "function.name must be 1 to 128"),
-        ({"type": "custom", "name": ""}, r"tools\[0\].function.name"),
-        ({"type": "namespace", "name": "s", "tools": [{"type": "function"}]}, r"\.tools\[0\]"),
-    ):
-        with pytest.raises((Refusal, RequestError), match=words):
-            Offered.of([tool])
-    twice = Offered.of([{"type": "function", "name": "f"}] * 2)
-    with pytest.raises(ValueError, match="'f' a second time"):
-        ToolRequest.of(twice.tools)
-
-
-def test_choices_of_all_dialects() -> None:
-    tools = Offered.of([{"type": "function", "name": n} for n in ("f", "g")])
-    named = {"type": "function", "name": "f"}
-    for choice, names, forced in (
-        (named, {"f"}, True),
-        ({"type": "function", "function": {"name": "g"}}, {"g"}, True),
-        ({"type": "custom", "name": "g"}, {"g"}, True),
-        ({"type": "custom", "custom": {"name": "g"}}, {"g"}, True),
-        ({"type": "allowed_tools", "mode": "auto", "tools": [named]}, {"f"}, False),
-        (
-            {"type": "allowed_tools", "mode": "required", "tools": [named, {"type": "mcp"}]},
-            {"f"},
-            True,
-        ),
-        (
-            {
-                "type": "allowed_tools",
-                "allowed_tools": {
-                    "mode": "auto",
-                    "tools": [{"type": "function", "function": {"name": "g"}}],
-                },
-            },
-            {"g"},
-            False,
-        ),
-        (
-            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]},
-            set(),
-            False,
-        ),
-        ("required", {"f", "g"}, True),
-        (None, {"f", "g"}, False),
-    ):
-        found = ToolRequest.of(tools.tools, choice_of(choice))
-        assert found is not None and (found.names, found.forced) == (names, forced)
-        assert len(found.tools) == 2  # all of them are described
-    for choice in (
-        {"type": "web_search"},
-        {"type": "function"},
-        {"type": "function", "name": "h"},
-        {"type": "allowed_tools"},
-        {"type": "allowed_tools", "mode": "some", "tools": [named]},
-        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "h"}]},
-        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "mcp"}]},
-        3,
-    ):
-        with pytest.raises(ValueError, match="tool_choice"):
-            ToolRequest.of(tools.tools, choice_of(choice))
-
-
-# ---- Answers ----------------------------------------------------------------------------------
-
-INPUT = '*** Begin "Patch"\n+\u00e9\\'
-WRITTEN = (
-    "Well.\n<tool_call>\n"
-    + json.dumps({"name": "patch", "arguments": {"input": INPUT}})
-    + '\n</tool_call>\n<tool_call>\n{"name": "mcp__s__f", "arguments": {"a": 1}}\n</tool_call>'
-)
-
-
-@pytest.fixture(scope="module")
-def running(model_path: Path) -> Iterator[serving.InThread]:
-    with serving.in_thread(model_path, n_ctx=1024, chat_format="chatml") as found:
-        yield found
-
-
-def test_calls_of_custom_tools_are_answered_as_such(
-    client: openai.OpenAI, says: Callable[[str], None]
-) -> None:
-    says(WRITTEN)
-    space = {
-        "type": "namespace",
-        "name": "mcp__s",
-        "description": "",
-        "tools": [
-            {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
-        ],
-    }
-    asked: dict[str, Any] = {
-        "model": "x",
-        "input": "Go",
-        "max_output_tokens": 500,
-        "tools": [{"type": "custom", "name": "patch"}, space],
-    }
-    whole = client.responses.create(**asked)
-    events = list(client.responses.create(stream=True, **asked))
-    for output in (whole.output, events[-1].response.output):
-        _, patch, call = output
-        assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "patch", INPUT)
-        assert (call.type, call.name, call.arguments) == ("function_call", "f", '{"a": 1}')
-        assert call.namespace == "mcp__s"
-    told = {event.type: event for event in events if "custom_tool_call_input" in event.type}
-    assert told["response.custom_tool_call_input.delta"].delta == INPUT
-    assert told["response.custom_tool_call_input.done"].input == INPUT
-    # What was answered can be sent back.
-    items = [item.to_dict() for item in whole.output]
-    results = [
-        {"type": "custom_tool_call_output", "call_id": whole.output[1].call_id, "output": "ok"}
+def readings(role: str, kind: str, given: dict[str, Any]) -> list[Callable[[], object]]:
+    """All that a client's object can be."""
+    return [
+        lambda: check_messages(of_messages([{"role": role, **given}]).messages),
+        lambda: check_messages(of_messages([{"role": role, "content": [given, "x"]}]).messages),
+        lambda: check_messages(of_items([{"role": role, "type": kind, **given}]).messages),
+        lambda: Offered.of([given]),
+        lambda: Offered.of([given], [given], anthropic=True),
+        lambda: ToolRequest.of([], choice_of(given)),
     ]
-    client.responses.create(**{**asked, "input": [*items, *results], "max_output_tokens": 16})
 
 
-def test_calls_of_custom_tools_in_chats(client: openai.OpenAI, says: Callable[[str], None]) -> None:
-    says(WRITTEN)
-    asked: dict[str, Any] = {
-        "model": "x",
-        "messages": [{"role": "user", "content": "Go"}],
-        "tools": [
-            {"type": "custom", "custom": {"name": "patch"}},
-            {"type": "function", "function": {"name": "mcp__s__f"}},
-        ],
-    }
-    whole = client.chat.completions.create(**asked).choices[0]
-    assert whole.finish_reason == "tool_calls"
-    patch, call = whole.message.tool_calls
-    assert (patch.type, patch.custom.name, patch.custom.input) == ("custom", "patch", INPUT)
-    assert call.function.arguments == '{"a": 1}'
-    streamed = ""
-    for chunk in client.chat.completions.create(stream=True, **asked):
-        for part in chunk.choices[0].delta.tool_calls or ():
-            streamed += part.to_dict().get("custom", {}).get("input", "")
-    assert streamed == INPUT
-    said = [
-        *asked["messages"],
-        whole.message.to_dict(),
-        {"role": "tool", "tool_call_id": patch.id, "content": "ok"},
-    ]
-    client.chat.completions.create(**{**asked, "messages": said, "max_tokens": 1})
-
-
-def test_limits_that_are_none_are_refused(running: serving.InThread) -> None:
-    for name in ("max_completion_tokens", "max_tokens", "n_predict"):
-        body = {"messages": [{"role": "user", "content": "Hi"}], name: -5}
-        assert name in serving.refused(running.post("v1/chat/completions", body))["message"]
+def test_whatever_is_sent_is_read_or_refused() -> None:
+    rng, n_read = random.Random(1), 0
+    for _ in range(4000):
+        drawn = anything(rng)
+        given = drawn if isinstance(drawn, dict) else {"content": drawn}
+        role = rng.choice(["user", "assistant", "system", "tool"])
+        for read in readings(role, rng.choice(KINDS), given):
+            with contextlib.suppress(Refusal, RequestError, ValueError):
+                read()
+                n_read += 1
+    assert n_read > 4000

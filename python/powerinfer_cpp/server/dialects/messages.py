@@ -103,7 +103,7 @@ def _turn(model: ServedModel, body: CountBody, grammar: LlamaGrammar | None) -> 
     given = [{"role": each.role, "content": each.content} for each in body.messages]
     history = of_messages(given)
     messages = history.messages
-    if system := text_of("system", body.system):
+    if system := text_of("system", _kept(body.system)):
         messages.insert(0, {"role": "system", "content": system})
     choice, parallel = _choice(body.tool_choice)
     if len(messages) > 1 and messages[-1]["role"] == "assistant":
@@ -111,6 +111,22 @@ def _turn(model: ServedModel, body: CountBody, grammar: LlamaGrammar | None) -> 
     thinking = body.thinking(model.thinking, (body.output_config or {}).get("effort"))
     offered = Offered.of(body.tools, history.tools, anthropic=True)
     return chat_turn(model, messages, offered, choice, parallel, grammar, thinking)
+
+
+# A client begins its system prompt with a block for the bill, which differs in each request: behind
+# it, nothing of an earlier prompt would be known.
+_BILL = "x-anthropic-billing-header"
+
+
+def _kept(system: Content | None) -> Content | None:
+    """What the system says, without what is for its service alone."""
+    if not isinstance(system, list):
+        return system
+    return [
+        block
+        for block in system
+        if not (isinstance(block, dict) and str(block.get("text")).startswith(_BILL))
+    ]
 
 
 def _check_begun(message: Mapping[str, Any], grammar: LlamaGrammar | None, choice: Any) -> None:

@@ -7,6 +7,7 @@ no entry as long as their text stands where text usually does.
 
 import base64
 import binascii
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,7 @@ _FIELDS = (
     *("stdout", "stderr", "logs", "lines", "outcome", "tabs", "tool_references"),
     *("message", "error_code"),
 )
+_OF_RESULTS = ("text", "content", "output", "stdout")  # of results that have no kind
 
 
 def text_of(where: str, content: object, asks: bool = False) -> str:
@@ -213,7 +215,13 @@ def _timeout(where: str, part: Part, asks: bool) -> Piece:
 
 
 def _by_fields(where: str, part: Part, asks: bool) -> Piece | _Media | None:
-    """A part of another kind: what its fields say."""
+    """A part of another kind: what its fields say. Without a kind it is what a tool gave."""
+    kind = part.get("type")
+    if not isinstance(kind, str) and not any(field in part for field in _OF_RESULTS):
+        told = Piece(json.dumps(part, ensure_ascii=False), apart=True)
+        return _Media("file") if "blob" in part else told
+    if not has_text(part):
+        return _Media(str(kind)[:80])
     texts = []
     for field in _FIELDS:
         value = part.get(field)
@@ -224,10 +232,7 @@ def _by_fields(where: str, part: Part, asks: bool) -> Piece | _Media | None:
     code = part.get("return_code")
     texts += [f"exit code {code}"] if code not in (None, 0) else []
     texts = [text for text in texts if text]
-    kind = part.get("type")
-    if not has_text(part) and isinstance(kind, str):
-        return _Media(kind[:80])
-    if kind is not None and str(kind).endswith("_error"):
+    if str(kind).endswith("_error"):
         return Piece(failed("\n".join(texts)), apart=True)
     # What is alone runs on, as a text of any kind does.
     alone = len(texts) == 1 and isinstance(part.get("text"), str)
