@@ -171,12 +171,14 @@ def test_arguments_that_were_cut() -> None:
     assert {"file": given["file"], "lines": [1, {"deep": [True]}]} in seen
 
 
-NO_OBJECTS: dict[str, tuple[str | None, dict[str, Any]]] = {
+NO_OBJECTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "two": ('{"a": 1}{"a": 2}', {"a": 1}),
     "a line break, and more": ('{"a": "b\nc"} and more', {"a": "b\nc"}),
     "a text of it": (json.dumps('{"a": 1}'), {"a": 1}),
     "half of a pair": (r'{"a": "\ud83d"}', {"a": "?"}),
     "nothing": (None, {}),
+    "a number": (3, {}),
+    "a list of values": ([{"a": 1}], {}),
     "an empty text": ("", {}),
     "a list": ("[1, 2]", {}),
     "words": ("not JSON", {}),

@@ -18,15 +18,12 @@ def read_arguments(given: object) -> dict[str, Any]:
     """The arguments of a call, which are a JSON text or a mapping, as a dict of what JSON can hold.
 
     Of a text that is no JSON object stays what can be read: of a cut one all that is whole, and
-    strings as far as they go; of several objects the first. Raises TypeError or ValueError for what
-    is neither a text nor a mapping, and for a mapping that JSON cannot hold.
+    strings as far as they go; of several objects the first; of anything else nothing. Raises
+    TypeError or ValueError for what JSON cannot hold.
     """
-    if given is None:
-        return {}
-    if isinstance(given, Mapping):
-        return json.loads(json.dumps(given))  # type: ignore[no-any-return]
     if not isinstance(given, str):
-        raise TypeError("neither a text nor an object")
+        found = json.loads(json.dumps(dict(given) if isinstance(given, Mapping) else given))
+        return found if isinstance(found, dict) else {}
     found = _first_value(given)
     if isinstance(found, str):  # some clients write the text as a JSON string again
         found = _first_value(found)

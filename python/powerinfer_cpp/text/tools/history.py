@@ -38,16 +38,17 @@ def checked_calls(where: str, calls: object) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ValueError(f"{where}[{i}] must be an object with function.name")
-        if not isinstance(call.get("id", ""), str):
+        if not isinstance(call.get("id"), str | None):
             raise ValueError(f"{where}[{i}].id must be a string")
         try:
             arguments = read_arguments(function.get("arguments"))
         except (TypeError, ValueError, RecursionError):
-            words = "function.arguments must be the text of a JSON object"
+            words = "function.arguments must hold only what JSON can"
             raise ValueError(f"{where}[{i}].{words}") from None
         # Some templates write the function as it is: the name comes first.
         function = {"name": function["name"], "arguments": arguments}
-        found.append({**call, "type": "function", "function": function})
+        kept = {key: value for key, value in call.items() if value is not None}
+        found.append({**kept, "type": "function", "function": function})
     return found
 
 
