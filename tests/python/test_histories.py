@@ -404,6 +404,7 @@ def test_items_that_change_what_is_asked_are_refused() -> None:
     for item, words in (
         ({"role": "critic", "content": "x"}, r"input\[0\].role must be"),
         ({"type": "function_call", "call_id": "c"}, r"input\[0\]: name must be"),
+        ({"type": "function_call_output", "output": 3}, r"input\[0\].output must be a text"),
         (
             {"type": "configuration_update", "text": {"format": {"type": "json_object"}}},
             r"input\[0\].text is not supported",
@@ -434,7 +435,10 @@ def test_thoughts_and_calls_belong_to_what_was_said() -> None:
     assert found[1]["reasoning_content"] == "a\nb" and calls_of(found[1]) == [("f", "{}")]
     assert found[3]["reasoning_content"] == "c" and found[4]["content"] == "Two."
     system = [{"role": "developer", "content": "And short."}, {"role": "system", "content": ""}]
-    assert of_items(system, "Be kind.").messages[0]["content"] == "Be kind.\n\nAnd short."
+    tools = {"type": "additional_tools", "role": "developer", "tools": [{"name": "f"}]}
+    found = of_items([*system, tools, *system], "Be kind.")
+    assert [m["content"] for m in found.messages] == ["Be kind.\n\nAnd short.", "And short.", ""]
+    assert found.tools == [{"name": "f"}]
 
 
 @pytest.mark.xdist_group("timed")

@@ -76,7 +76,8 @@ class History:
                 self._of_assistant(part_where, role, kind, part)
                 continue
             if kind.endswith("tool_result"):
-                self.result(part_where, part.get("tool_use_id"), part.get("content"), part)
+                given = part.get("content")
+                self.result(f"{part_where}.content", part.get("tool_use_id"), given, part)
                 said = None
                 continue
             self._keep_tool(part)
@@ -114,9 +115,9 @@ class History:
         of: Part,
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        """Adds the result of a call. of: says whether the call failed. more: further keys of the
-        message. Raises Refusal."""
-        text = text_of(f"{where}.content", content)
+        """Adds the result of a call. where: names the content in errors. of: says whether the call
+        failed. more: further keys of the message. Raises Refusal."""
+        text = text_of(where, content)
         if of.get("is_error") is True or of.get("status") == "failed":
             text = failed(text)
         named = {"tool_call_id": id_} if isinstance(id_, str) else {}
@@ -182,7 +183,7 @@ def of_messages(messages: Sequence[Mapping[str, Any]]) -> History:
         if role in ("tool", "function"):
             id_ = more.get("tool_call_id") or more.get("name")
             failure = {"is_error": more.pop("is_error", None)}
-            history.result(where, id_, content, failure, more)
+            history.result(f"{where}.content", id_, content, failure, more)
             continue
         if role == "assistant":
             refusal = more.pop("refusal", None)
@@ -240,7 +241,7 @@ def of_items(items: Sequence[Mapping[str, Any]], instructions: str | None = None
     history, first = History(), 0
     if instructions:
         heads = [instructions]
-        while first < len(items) and items[first].get("role") in ("system", "developer"):
+        while first < len(items) and _is_of_system(items[first]):
             heads.append(text_of(f"input[{first}].content", items[first].get("content")))
             first += 1
         history.message("instructions", "system", "\n\n".join(filter(None, heads)))
@@ -250,6 +251,11 @@ def of_items(items: Sequence[Mapping[str, Any]], instructions: str | None = None
         kind = item.get("type") or ("message" if is_message else "item_reference")
         _read_item(history, f"input[{i}]", str(kind), item, i >= begin)
     return history
+
+
+def _is_of_system(item: Part) -> bool:
+    role, kind = item.get("role"), item.get("type", "message")
+    return role in ("system", "developer") and kind == "message"
 
 
 def _is_made(item: Part) -> bool:
@@ -280,7 +286,8 @@ def _read_item(history: History, where: str, kind: str, item: Part, asks: bool) 
             history.result(where, id_, text, item)
     elif kind.endswith("_output"):
         came = item.get("output", item.get("result"))
-        history.result(where, id_, item.get("status") if came is None else came, item)
+        came = item.get("status") if came is None else came
+        history.result(f"{where}.output", id_, came, item)
     elif kind == "image_generation_call":
         history.message(where, "assistant", {"type": "image"})
     elif kind.endswith("_call") or kind == "program":
@@ -307,6 +314,6 @@ def _read_call(history: History, where: str, kind: str, item: Part, id_: object)
     named = item.get("name", None if kind == "function_call" else kind.removesuffix("_call"))
     history.call(where, id_, spaced(item.get("namespace"), named), given)
     if came == "error":
-        history.result(where, id_, item[came], {"is_error": isinstance(item[came], str)})
+        history.result(f"{where}.error", id_, item[came], {"is_error": isinstance(item[came], str)})
     elif came is not None:
-        history.result(where, id_, item[came], item)
+        history.result(f"{where}.{came}", id_, item[came], item)
