@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from powerinfer_cpp.text.template import ChatTemplate, TemplateError
 from powerinfer_cpp.text.tool_chat import prepare
 from powerinfer_cpp.text.tools import ToolRequest
 from powerinfer_cpp.text.tools.arguments import read_arguments
+from test_reader_costs import UNITS, check
 
 # Each writes messages as <role>text</role>, so that places are seen.
 ANY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -194,3 +197,20 @@ def test_arguments_that_are_no_object(name: str) -> None:
     text, expected = NO_OBJECTS[name]
     assert read_arguments(text) == expected
     assert "More" in prompt(AS_JSON, ASK, called(text), RESULT, MORE)
+
+
+@pytest.mark.xdist_group("timed")
+@pytest.mark.parametrize("before", ['{"x": "', '{"x": [', ""], ids=["text", "list", "alone"])
+def test_time_of_arguments_grows_with_the_text(before: str) -> None:
+    def reads(unit: str) -> Callable[[int], float]:
+        def read(n: int) -> float:
+            text = before + unit * (n // len(unit))
+            start = time.thread_time()
+            read_arguments(text)
+            return time.thread_time() - start
+
+        return read
+
+    plain = [unit for unit in UNITS.values() if "<" not in unit]
+    slow = {unit: why for unit in plain if (why := check(reads(unit), 64 << 10))}
+    assert not slow and len(plain) > 20
