@@ -92,6 +92,14 @@ def test_messages_that_may_not_follow_each_other() -> None:
     assert "<tool>Found</tool><assistant>Said</assistant><user>More</user>" in found
 
 
+def test_results_that_a_template_drops_or_refuses_are_the_user_s() -> None:
+    for when, turns in (("false", ANY.replace("%}<", "if m.role != 'tool' %}<")), ("true", ANY)):
+        refuses = REFUSES.replace("WHEN", f"{when} and m.role == 'tool'")
+        source = f"{{# [TOOL_CALLS] #}}{{{{ tools }}}}{refuses}{turns}"
+        found = prompt(source, ASK, called("{}", "Hm"), RESULT, MORE, tools=LOOK)
+        assert "<user><tool_response>\nFound\n</tool_response></user><user>More</user>" in found
+
+
 def test_many_messages_are_joined_in_linear_time() -> None:
     made = TemplateFormat(ALTERNATING, "", "")
     many = check_messages([{"role": "user", "content": "x"}] * 100_000)

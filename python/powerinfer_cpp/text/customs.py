@@ -12,7 +12,7 @@ from typing import Any
 
 from .template import ChatTemplate, suppressed_refusal
 from .tools import Style
-from .tools.history import with_text_arguments, with_written_calls
+from .tools.history import with_text_arguments, with_told_results, with_written_calls
 
 Message = dict[str, Any]
 
@@ -54,11 +54,14 @@ class Customs:
         """(Checked) messages as the template takes them. Raises TemplateError by a limit.
 
         What the system says stands before the user's next message where the template refuses or
-        drops it; a message that may not follow the one before is joined to it.
+        drops it, and results are the user's; a message that may not follow the one before is joined
+        to it.
         """
         found = self._shaped(messages)
         if any("tool_calls" in message for message in found) and self._wants_texts:
             found = [dict(message) for message in with_text_arguments(found)]
+        if any(message["role"] == "tool" for message in found) and not self._takes_results:
+            found = [dict(message) for message in with_told_results(found)]
         if any(message["role"] == "system" for message in found):
             found = self._folded(found)
         groups: list[list[Message]] = []
@@ -132,9 +135,16 @@ class Customs:
         return self._shows(_ASK, _AGAIN) or not self._shows(_ASK)
 
     @cached_property
+    def _takes_results(self) -> bool:
+        return self._shows(_ASK, self._call, _RESULT) or not self._shows(_ASK, self._call)
+
+    @cached_property
     def _takes_user_behind_results(self) -> bool:
-        call = _called(json.dumps(_ARGUMENTS) if self._wants_texts else _ARGUMENTS)
-        return self._shows(_ASK, call, _RESULT, _AGAIN) or not self._shows(_ASK, call, _RESULT)
+        return self._shows(_ASK, self._call, _RESULT, _AGAIN) or not self._takes_results
+
+    @property
+    def _call(self) -> Message:
+        return _called(json.dumps(_ARGUMENTS) if self._wants_texts else _ARGUMENTS)
 
     def _shows(self, *messages: Message) -> bool:
         """Does a prompt have the texts of all these messages?"""

@@ -176,6 +176,21 @@ def has_tools(messages: Sequence[Message]) -> bool:
     return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
 
 
+def with_told_results(messages: Sequence[Message]) -> list[Message]:
+    """(Checked) messages whose results of tools are the user's, for templates that know none."""
+    found: list[Message] = []
+    results: list[str] = []  # of the last messages
+    for message in [*messages, None]:
+        if message is not None and message["role"] == "tool":
+            results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
+            continue
+        if results:
+            found.append({"role": "user", "content": "\n".join(results)})
+            results = []
+        found += [] if message is None else [message]
+    return found
+
+
 def without_tools(messages: Sequence[Message], request: ToolRequest | None) -> list[dict[str, Any]]:
     """Messages for formats that know no tools: these are described in the style of Hermes.
 
@@ -183,27 +198,16 @@ def without_tools(messages: Sequence[Message], request: ToolRequest | None) -> l
     one. Calls become text of the assistant, and results a message of the user.
     """
     found: list[dict[str, Any]] = []
-    results: list[str] = []  # of the last messages
-    for message in messages:
-        role, text = message["role"], message["content"]
-        if role == "tool":
-            results.append(f"<tool_response>\n{text}\n</tool_response>")
-            continue
-        found += _of_user(results)
-        results = []
+    for message in with_told_results(messages):
+        text = message["content"]
         calls = [_written(call["function"]) for call in message.get("tool_calls", ())]
         kept = {key: value for key, value in message.items() if key != "tool_calls"}
         text = "\n".join([text, *calls] if text else calls) if calls else text
         found.append({**kept, "content": text})
-    found += _of_user(results)
     if request is not None:
         tools = "\n".join(json.dumps(tool.as_dict(), ensure_ascii=False) for tool in request.tools)
         _introduce(found, _INTRODUCTION.format(tools=tools))
     return found
-
-
-def _of_user(results: list[str]) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": "\n".join(results)}] if results else []
 
 
 def _introduce(messages: list[dict[str, Any]], text: str) -> None:
