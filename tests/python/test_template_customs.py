@@ -100,6 +100,33 @@ def test_results_that_a_template_drops_or_refuses_are_the_user_s() -> None:
         assert "<user><tool_response>\nFound\n</tool_response></user><user>More</user>" in found
 
 
+def test_a_question_that_there_must_be() -> None:
+    """An empty message of the user's comes first where a template refuses a chat without."""
+    asks = "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}"
+    asks += "{{ raise_exception('no question') }}{% endif %}" + ANY
+    assert prompt(asks, RULES) == as_written("system:Rules user:")
+    assert prompt(asks, SAID, LATER) == as_written("user: assistant:Said system:Later")
+    assert prompt(asks, SAID, MORE) == as_written("assistant:Said user:More")
+    assert prompt(ALTERNATING, SAID, MORE) == as_written("user: assistant:Said user:More")
+    assert prompt(ALTERNATING, RULES) == as_written("user:Rules")
+    assert prompt(ANY, SAID, LATER) == as_written("assistant:Said system:Later")
+
+
+def test_results_have_the_names_of_their_calls() -> None:
+    """As Hermes 2 Pro wants them."""
+    named = REFUSES.replace("WHEN", "m.role == 'tool' and m.name is not defined")
+    source = (
+        '{# <tool_call> "name" #}{{ tools }}' + named + ANY.replace("{{ m.c", "{{ m.name }}{{ m.c")
+    )
+    call = called("{}")
+    call["tool_calls"] += called("{}")["tool_calls"]
+    call["tool_calls"][1] = {"id": "other0001", "function": {"name": "find", "arguments": "{}"}}
+    other = {**RESULT, "tool_call_id": "other0001"}
+    kept = {**RESULT, "name": "own"}
+    found = prompt(source, ASK, call, other, RESULT, kept, tools=LOOK)
+    assert "<tool>findFound</tool><tool>lookFound</tool><tool>ownFound</tool>" in found
+
+
 def test_many_messages_are_joined_in_linear_time() -> None:
     made = TemplateFormat(ALTERNATING, "", "")
     many = check_messages([{"role": "user", "content": "x"}] * 100_000)

@@ -12,7 +12,7 @@ from typing import Any
 
 from .template import ChatTemplate, suppressed_refusal
 from .tools import Style
-from .tools.history import with_text_arguments, with_told_results, with_written_calls
+from .tools.history import with_names, with_text_arguments, with_told_results, with_written_calls
 
 Message = dict[str, Any]
 
@@ -55,15 +55,18 @@ class Customs:
 
         What the system says stands before the user's next message where the template refuses or
         drops it, and results are the user's; a message that may not follow the one before is joined
-        to it.
+        to it, and an empty one of the user's comes first where there must be one.
         """
-        found = self._shaped(messages)
+        found = self._shaped([dict(message) for message in with_names(messages)])
         if any("tool_calls" in message for message in found) and self._wants_texts:
             found = [dict(message) for message in with_text_arguments(found)]
         if any(message["role"] == "tool" for message in found) and not self._takes_results:
             found = [dict(message) for message in with_told_results(found)]
         if any(message["role"] == "system" for message in found):
             found = self._folded(found)
+        if self._lacks_question(found):
+            n_heads = len(list(takewhile(_is_system, found)))
+            found = [*found[:n_heads], {"role": "user", "content": ""}, *found[n_heads:]]
         groups: list[list[Message]] = []
         for message in found:
             if groups and not self._may_follow(groups[-1][-1], message):
@@ -83,7 +86,7 @@ class Customs:
 
     def _folded(self, messages: Sequence[Message]) -> list[Message]:
         """Messages with the system's where they may stand."""
-        heads = list(takewhile(lambda message: message["role"] == "system", messages))
+        heads = list(takewhile(_is_system, messages))
         if len(heads) > 1 and self._takes_system and not self._takes_later_system:
             messages = [_joined(heads), *messages[len(heads) :]]
         found: list[Message] = []
@@ -100,6 +103,13 @@ class Customs:
                 held = []
             found.append(message)
         return [*found, _joined(held)] if held else found
+
+    def _lacks_question(self, messages: Sequence[Message]) -> bool:
+        """Must a message of the user's come first?"""
+        if not any(message["role"] == "user" for message in messages):
+            return not self._takes_no_question
+        said = next(message for message in messages if not _is_system(message))
+        return said["role"] == "assistant" and not self._takes_answer_first
 
     def _may_follow(self, before: Message, message: Message) -> bool:
         roles = before["role"], message["role"]
@@ -131,6 +141,14 @@ class Customs:
         return self._shows(_ASK, _SAID, _LATER, _AGAIN) or not self._shows(_ASK, _SAID, _AGAIN)
 
     @cached_property
+    def _takes_no_question(self) -> bool:
+        return self._shows(_SAID) or not self._shows(_ASK, _SAID)
+
+    @cached_property
+    def _takes_answer_first(self) -> bool:
+        return self._shows(_SAID, _AGAIN) or not self._shows(_ASK, _SAID, _AGAIN)
+
+    @cached_property
     def _takes_neighbours(self) -> bool:
         return self._shows(_ASK, _AGAIN) or not self._shows(_ASK)
 
@@ -159,6 +177,10 @@ class Customs:
         with suppressed_refusal():
             return self._template.render(self._shaped(messages), **names)
         return None
+
+
+def _is_system(message: Message) -> bool:
+    return bool(message["role"] == "system")
 
 
 def _joined(group: Sequence[Message]) -> Message:

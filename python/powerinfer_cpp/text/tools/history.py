@@ -76,8 +76,8 @@ def one_by_one(messages: Sequence[Message]) -> list[Message]:
     return found
 
 
-def _id(message: Message) -> str | None:
-    found = message.get("tool_call_id")
+def _id(of: Message, key: str = "tool_call_id") -> str | None:
+    found = of.get(key)
     return found if isinstance(found, str) else None
 
 
@@ -174,6 +174,21 @@ def without_empty_texts(messages: Sequence[Message]) -> list[Message]:
 def has_tools(messages: Sequence[Message]) -> bool:
     """Whether some (checked) message is a tool's, or calls one."""
     return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
+
+
+def with_names(messages: Sequence[Message]) -> list[Message]:
+    """(Checked) messages whose results have the names of their calls: some templates want them, and
+    clients leave them out."""
+    names: dict[str | None, str] = {}
+    found: list[Message] = []
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[_id(call, "id")] = call["function"]["name"]
+        name = names.get(_id(message))
+        if message["role"] == "tool" and name is not None and not message.get("name"):
+            message = {**message, "name": name}
+        found.append(message)
+    return found
 
 
 def with_told_results(messages: Sequence[Message]) -> list[Message]:
