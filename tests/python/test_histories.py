@@ -135,6 +135,9 @@ PARTS: dict[str, tuple[Any, str, bool]] = {
         "[file omitted]",
         True,
     ),
+    "an encrypted summary": ({"type": "compaction", "encrypted_content": "x"}, "", False),
+    "a result without a word": ({"type": "x_create_result", "is_file_update": True}, "", False),
+    "a made file": ({"type": "x_output", "file_id": "f"}, "[file omitted]", True),
     "changed lines": ({"type": "x_result", "lines": ["-a", "+b"]}, "-a\n+b", False),
     "found tools": (
         {
@@ -375,7 +378,10 @@ ITEMS: dict[str, tuple[dict[str, Any], list[tuple[str, str, list[tuple[str, Any]
     "compaction_trigger": ({}, []),
     "ghost_snapshot": ({"ghost_commit": {"id": "x"}}, []),
     "additional_tools": ({"role": "developer", "tools": [{"type": "function", "name": "g"}]}, []),
-    "configuration_update": ({"reasoning": {"effort": "low"}}, []),
+    "configuration_update": (
+        {"reasoning": {"effort": "low"}, "text": {"format": {"type": "text"}}},
+        [],
+    ),
     "later_search_call": ({"id": "x", "action": {}}, []),
     "later_call": ({"call_id": "c", "input": {"a": 1}}, [("assistant", "", [("later", {"a": 1})])]),
     "later_call_output": ({"call_id": "c", "output": "x"}, [("tool", "x", [])]),

@@ -232,7 +232,10 @@ def _as_function(call: Any) -> Any:
 _GIVEN = ("arguments", "input", "action", "actions", "operation", "code", "queries")
 _CAME = ("output", "outputs", "results", "error")
 # Items that are for the service that made them, or that it keeps.
-_SERVICE = ("item_reference", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response")
+_SERVICE = (
+    *("item_reference", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
+    *("configuration_update", "compaction_trigger"),
+)
 
 
 def of_items(items: Sequence[Mapping[str, Any]], instructions: str | None = None) -> History:

@@ -37,8 +37,8 @@ _Reader = Callable[[str, Part, bool], Piece | _Media | None]
 
 # Where texts stand, in the order in which they are told.
 _FIELDS = (
-    *("title", "filename", "url", "context", "summary", "text", "content", "output", "resource"),
-    *("stdout", "stderr", "logs", "lines", "outcome", "tabs", "tool_references"),
+    *("title", "filename", "url", "context", "summary", "text", "stdout", "stderr", "content"),
+    *("output", "resource", "logs", "lines", "outcome", "tabs", "tool_references"),
     *("message", "error_code"),
 )
 _OF_RESULTS = ("text", "content", "output", "stdout")  # of results that have no kind
@@ -197,6 +197,12 @@ def _decoded(media_type: object, data: object) -> str | None:
 _TEXTUAL = ("/json", "+json", "/xml", "+xml", "/yaml", "/x-yaml", "/toml", "/javascript", "/x-sh")
 
 
+def _summary(where: str, part: Part, asks: bool) -> Piece | None:
+    """What came before, in short; nobody else reads an encrypted one."""
+    content = part.get("content")
+    return Piece(content, apart=True) if isinstance(content, str) else None
+
+
 def _search_result(where: str, part: Part, asks: bool) -> Piece:
     source = part.get("source")
     found = {"title": part.get("title"), "url": source if isinstance(source, str) else None}
@@ -221,7 +227,8 @@ def _by_fields(where: str, part: Part, asks: bool) -> Piece | _Media | None:
         told = Piece(json.dumps(part, ensure_ascii=False), apart=True)
         return _Media("file") if "blob" in part else told
     if not has_text(part):
-        return _Media(str(kind)[:80])
+        nothing = str(kind).endswith("_result")  # that a call succeeded
+        return None if nothing else _Media("file" if "file_id" in part else str(kind)[:80])
     texts = []
     for field in _FIELDS:
         value = part.get(field)
@@ -253,6 +260,7 @@ _READERS: Mapping[str, _Reader] = {
     # It is for programs of a hosted service, which nobody runs here: no question depends on it.
     "container_upload": lambda where, part, asks: Piece("[file omitted]", apart=True),
     "tool_reference": _reference,
+    "compaction": _summary,
     "exit": _exit,
     "timeout": _timeout,
     # What changes the offered tools, or is for a hosted service alone. A tool that is defined here
