@@ -5,10 +5,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .reader import past_string
+from .values import LONG
 
 _SIGN = re.compile(r'["{}\[\],:]')
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*){0,256}', re.DOTALL)
 _HALF = re.compile(r"u[0-9a-fA-F]{0,3}\Z")
 _DECODER = json.JSONDecoder(strict=False)  # with line breaks in strings
 _CLOSING = {"{": "}", "[": "]"}
@@ -55,7 +56,7 @@ def _closed(text: str) -> str:
     while found := _SIGN.search(text, at):
         sign, at = found[0], found.end()
         if sign == '"':
-            begin, at = at, past_string(text, at)
+            begin, at = at, _past_string(text, at)
             if at < 0 and is_value:
                 return _whole_characters(text, begin) + '"' + "".join(reversed(closing))
             if at < 0:
@@ -74,6 +75,16 @@ def _closed(text: str) -> str:
         else:
             is_value = True
     return text[:kept] + "".join(reversed(closing))
+
+
+def _past_string(text: str, at: int) -> int:
+    """The place behind the JSON string whose first quote is before `at`; -1: it has no end."""
+    while at < len(text):
+        at = _IN_STRING.match(text, at, at + LONG).end()  # type: ignore[union-attr]
+        if text.startswith('"', at):
+            return at + 1
+        at += 2 * text.startswith("\\", at)
+    return -1
 
 
 def _whole_characters(text: str, begin: int) -> str:
