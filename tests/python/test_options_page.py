@@ -8,9 +8,11 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from powerinfer_cpp.cli import add_arguments
+from powerinfer_cpp.cli.serve.llama_server import Refused, notes
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 COMMANDS = ("complete", "chat", "serve")
@@ -38,6 +40,14 @@ class Row:
     argument: str  # as the page writes it; "": none
     main: str
     commands: str
+
+    def said_of(self, command: str) -> str:
+        """What the page says of a command: "yes", "accepted" or "no"."""
+        for group in self.commands.split("; "):
+            kind, _, names = group.rpartition(": ")
+            if command in names.split(", "):
+                return kind or "yes"
+        return "no"
 
     @property
     def values(self) -> list[str]:
@@ -107,13 +117,63 @@ def test_commands_have_what_the_page_says(command: str) -> None:
         flag: "accepted" if action.help == argparse.SUPPRESS else "yes"
         for action in parser._actions
         for flag in action.option_strings
+        if not isinstance(action, Refused)
     }
     wrong = []
     for row in ROWS:
-        kind, _, names = row.commands.rpartition(": ")
-        said = (kind or "yes") if command in names.split(", ") else "no"
+        said = row.said_of(command)
         for name in row.names:
             if (got := ours.pop(name, "no")) != said:
                 wrong.append(f"{name}: the page says {said} for {command}, it is {got}")
     wrong += [f"{name} of {command} is not on the page" for name in ours]
     assert not wrong, "\n" + "\n".join(wrong)
+
+
+# What llama-server's --help lists in autumn 2026, as (llama_server.txt).
+SERVER = [
+    (names.split(", "), values)
+    for names, values in re.findall(
+        r"(?m)^((?:-[\w.-]+(?:, )?)+) *(.*)$",
+        (Path(__file__).parent / "llama_server.txt").read_text(),
+    )
+]
+# Valid values of options that serve obeys, if 1 is none.
+SERVED = {
+    **VALUES,
+    "--split-mode": "layer",
+    "--pooling": "cls",
+    "--reasoning": "on",
+    "--reasoning-effort": "low",
+    "--reasoning-format": "none",
+    "--chat-template-kwargs": "{}",
+    "--spec-type": "ngram-simple",
+    "--no-webui": "",
+}
+
+
+@pytest.mark.parametrize("names, values", SERVER, ids=lambda given: str(given)[:40])
+def test_serve_takes_llama_servers_options_or_says_why_not(names: list[str], values: str) -> None:
+    parser = _Command(prog="serve", allow_abbrev=False)
+    add_arguments("serve", parser)
+    known = {flag: action for action in parser._actions for flag in action.option_strings}
+    given = [] if not values else next(([SERVED[n]] for n in names if n in SERVED), ["1"])
+    for name in names:
+        assert name in known, f"{name} is unknown to serve"
+        if isinstance(known[name], Refused):
+            with pytest.raises(_Ended, match=f"option {re.escape(name)} is not taken: .{{9,}}"):
+                parser.parse_args([name, *given])
+        elif name not in ("-h", "--help"):
+            args = parser.parse_args([name, *given])
+            said = args.without_effect or {}
+            hidden = known[name].help == argparse.SUPPRESS
+            assert hidden == (name in said), f"{name}: what comes of it is not known"
+            assert all(len(each.split()) > 5 for each in notes(args))
+
+
+class _Ended(Exception):
+    pass
+
+
+class _Command(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Ended(message)

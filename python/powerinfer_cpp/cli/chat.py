@@ -7,15 +7,12 @@ from pathlib import Path
 from ..core.log import tell
 from ..core.printable import printable
 from ..llama import Llama
-from ..text.chat import FORMATS
-from . import generating, reasoning
+from . import chat_options, generating
 from .terminal.chat_commands import COMMANDS, WITH_FILES, Again, Commands, Ended
 from .terminal.history import HistoryFile, history_path
 from .terminal.lines import EditedLines, Lines, open_lines
 from .terminal.talk import Talk
 
-# Formats by llama.cpp's names, if they differ.
-_NAMES = {"llama2-sys-bos": "llama-2", "llama3": "llama-3"}
 # What can go wrong with one answer, while the chat goes on.
 _FAILURES = (OSError, ValueError, MemoryError, RuntimeError)
 
@@ -26,13 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told.add_argument("-sys", "--system-prompt", "--system", metavar="TEXT", help="system message")
     told.add_argument("-sysf", "--system-prompt-file", metavar="FILE", help="the same, from a file")
     parser.add_argument("-st", "--single-turn", action="store_true", help="end after one answer")
-    used = parser.add_mutually_exclusive_group()
-    used.add_argument(
-        "--chat-format", metavar="NAME", help=f"instead of the file's: {', '.join(FORMATS)}"
-    )
-    used.add_argument("--chat-template", metavar="TEXT", help="a Jinja template, or such a name")
-    used.add_argument("--chat-template-file", metavar="FILE", help="a template from a file")
-    reasoning.add_arguments(parser)
+    chat_options.add_template_arguments(parser)
+    chat_options.add_arguments(parser)
     parser.add_argument(
         "--no-history",
         action="store_true",
@@ -53,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    template = _template(args)
+    template = chat_options.template(args)
     first = generating.prompt(args)
     system = args.system_prompt or ""
     if args.system_prompt_file is not None:
@@ -63,17 +55,6 @@ def run(args: argparse.Namespace) -> None:
             llm.set_chat_template(template)
         question = None if first is None else first.decode("utf-8", "surrogateescape")
         _Chat(llm, args, system).run(question)
-
-
-def _template(args: argparse.Namespace) -> str | None:
-    """The source of another template, if one is given; a name becomes args.chat_format."""
-    if args.chat_template_file is not None:
-        return Path(args.chat_template_file).read_text(encoding="utf-8")
-    given = args.chat_template
-    if given is None or "{" in given:
-        return given
-    args.chat_format = _NAMES.get(given, given)
-    return None
 
 
 def _tell(text: str) -> None:
@@ -97,7 +78,7 @@ class _Chat:
             )
         keywords = generating.writing(llm, args)
         if not plain:
-            keywords |= reasoning.keywords(args)
+            keywords |= chat_options.keywords(args)
         self._talk, self._args = Talk(llm, system, keywords, plain), args
         self._alive = sys.stdin.isatty()
         self._commands = Commands(self._talk, _tell, args.seed, self._alive)

@@ -128,7 +128,13 @@ def add_model_arguments(
         action="store_true",
         help="run a dense model larger than RAM, slowly: each token reads what does not fit",
     )
-    parser.add_argument("--device", metavar="NAME", help="cpu, or a GPU: cuda0")
+    parser.add_argument(
+        "-dev",
+        "--device",
+        type=lambda name: "cpu" if name == "none" else name,
+        metavar="NAME",
+        help="cpu or none, or a GPU: cuda0",
+    )
     parser.add_argument(
         "--allow-unknown",
         action="store_true",

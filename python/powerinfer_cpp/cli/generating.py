@@ -14,7 +14,7 @@ from typing import Any
 
 from .. import hub
 from ..core.log import say, warnings_told
-from ..core.sampling import Sampling
+from ..core.sampling import Sampling, by_letters
 from ..llama import Llama
 from ..text.grammar import LlamaGrammar
 from .common import (
@@ -78,19 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="stop after this text; can be given several times",
     )
-    _add_samplers(parser)
+    add_samplers(parser)
     _add_constraints(parser)
     add_draft_arguments(parser)
-    parser.add_argument(
-        "-tb", "--threads-batch", type=whole(1), metavar="N", help="threads for the prompt"
-    )
-    parser.add_argument(
-        "--mmap",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="map the model instead of reading it into memory",
-    )
-    parser.add_argument("--mlock", action="store_true", help="keep the model in RAM")
+    add_memory_arguments(parser)
     parser.add_argument(
         "--perf",
         action=argparse.BooleanOptionalAction,
@@ -127,16 +118,33 @@ def add_hub_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_samplers(parser: argparse.ArgumentParser) -> None:
+def add_memory_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds how the model gets into memory, and the threads of prompts."""
+    parser.add_argument(
+        "-tb", "--threads-batch", type=whole(1), metavar="N", help="threads for the prompt"
+    )
+    parser.add_argument(
+        "--mmap",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="map the model instead of reading it into memory",
+    )
+    parser.add_argument("--mlock", action="store_true", help="keep the model in RAM")
+
+
+def add_samplers(parser: argparse.ArgumentParser, of_requests: bool = False) -> None:
+    """Adds the samplers. of_requests: what is not given is None, and the requests of a server
+    decide first."""
     for name, default in Sampling().keywords().items():
         flags = _FLAGS.get(name, (f"--{name.replace('_', '-')}",))
         if isinstance(default, int | float):
-            parser.add_argument(*flags, dest=name, type=type(default), default=default, metavar="X")
+            unsaid = None if of_requests else default
+            parser.add_argument(*flags, dest=name, type=type(default), default=unsaid, metavar="X")
     parser.add_argument(
         "--dry-sequence-breaker",
         dest="dry_sequence_breakers",
         action=_Breaker,
-        default=Sampling().dry_sequence_breakers,
+        default=None if of_requests else Sampling().dry_sequence_breakers,
         metavar="TEXT",
         help="where DRY's repetitions end, in place of newline, :, \" and *; can be given several "
         "times; none: nowhere",
@@ -146,6 +154,14 @@ def _add_samplers(parser: argparse.ArgumentParser) -> None:
         type=lambda names: [name for name in names.split(";") if name],
         metavar="NAMES",
         help="samplers in their order, with semicolons between; others are off",
+    )
+    parser.add_argument(
+        "--sampler-seq",
+        "--sampling-seq",
+        dest="samplers",
+        type=_lettered,
+        metavar="LETTERS",
+        help="the same by letters: edskypmxt",
     )
     parser.add_argument(
         "--repeat-last-n",
@@ -173,6 +189,13 @@ class _Breaker(argparse.Action):
         before = getattr(args, self.dest)
         kept = [] if before is self.default or value == "none" else list(before)
         setattr(args, self.dest, kept if value == "none" else [*kept, value])
+
+
+def _lettered(text: str) -> list[str]:
+    try:
+        return by_letters(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _bias(text: str) -> tuple[int, float]:

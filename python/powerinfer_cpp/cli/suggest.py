@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 def closest(word: str, known: Iterable[str]) -> str | None:
     """The known word that was probably meant; None if none is close."""
-    known = sorted(known, key=len)
-    low = word.lower()
-    if len(word.lstrip("-/")) > 1:  # the beginning of a longer one
-        begun = next((each for each in known if each.startswith(low)), None)
-        if begun is not None:
-            return begun
-    return next(iter(difflib.get_close_matches(low, known, 1)), None)
+    bare = {each.lstrip("-/"): each for each in sorted(known, key=len, reverse=True)}
+    wanted = word.lower().lstrip("-/")
+    begun = [each for each in bare if each.startswith(wanted)]
+    if begun and (len(wanted) > 1 or len(begun) == 1):  # the beginning of a longer one
+        return bare[min(begun, key=len)]
+    near = difflib.get_close_matches(wanted, bare, 1)
+    return bare[near[0]] if near else None
 
 
 def hint(word: str, known: Sequence[str], otherwise: str) -> str:

@@ -18,6 +18,22 @@ def _default(name: str) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
+# llama.cpp's letters for samplers.
+_LETTERS = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+    "i": "infill",
+    "a": "adaptive_p",
+}
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Fields of pi_sampler_params that callers choose for each text; powerinfer.h describes them.
@@ -62,6 +78,14 @@ class Sampling:
     def keywords(self) -> dict[str, Any]:
         """The fields as arguments of `Llama.create_completion` and fields of pi_sampler_params."""
         return dict(vars(self))  # none of them is a dataclass, and requests come in thousands
+
+
+def by_letters(letters: str) -> list[str]:
+    """Names of samplers by llama.cpp's letters, in their order. Raises ValueError."""
+    wrong = next((letter for letter in letters if letter not in _LETTERS), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong!r} is none of {', '.join(_LETTERS)}")
+    return [_LETTERS[letter] for letter in letters]
 
 
 def without_forgotten(given: Mapping[str, Any]) -> dict[str, Any]:

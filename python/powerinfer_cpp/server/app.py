@@ -124,7 +124,8 @@ class Server:
         self._turns: Counter[str] = Counter()  # requests of a sender that wait for time
         self._answers: dict[Any, tuple[float, bytes]] = {}  # what was told, and when
         self._views: dict[str, View] = {}
-        self._files = {f"/{file.name}": file for file in PAGE.glob("*.*") if file.suffix in _TYPES}
+        files = PAGE.glob("*.*") if settings.page else ()
+        self._files = {f"/{file.name}": file for file in files if file.suffix in _TYPES}
         if "/index.html" in self._files:
             self._files["/"] = self._files["/index.html"]
         self.app = Starlette(

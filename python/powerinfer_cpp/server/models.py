@@ -86,9 +86,13 @@ class Models:
         named: str | None = self._options.get("chat_format")
         if named is not None or self._options.get("chat_handler") is not None:
             return named or "handler"
+        if self._options.get("chat_template") is not None:
+            return "template"
+        key = "tokenizer.chat_template"
+        override = (self._options.get("kv_overrides") or {}).get(key)
         try:
             with Gguf(path) as gguf:
-                found = has_template(gguf.value("tokenizer.chat_template"))
+                found = has_template(gguf.value(key) if override is None else override)
         except (OSError, ValueError, MemoryError):
             return None  # loading will tell
         return "template" if found else None

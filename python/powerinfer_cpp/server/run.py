@@ -23,6 +23,7 @@ from .settings import Settings
 # How long a thread may keep Python's lock that another waits for; Python's own is 5 ms. The
 # engine's thread takes it several times in each step.
 SWITCH_SECONDS = 0.0005
+_LOGGERS = ("powerinfer_cpp", "uvicorn", "uvicorn.access")  # the last one keeps to itself
 _WITHOUT_CHATS = (
     "warning: {} has no chat template: the page continues texts, and chats use "
     f"{FALLBACK} (--chat-format names another)"
@@ -36,8 +37,10 @@ def run(
     host: str,
     port: int,
     verbose: bool = False,
+    to_file: logging.Handler | None = None,
 ) -> None:
-    """Serves until the process is told to end. Raises what kept a model from loading, and OSError
+    """Serves until the process is told to end. verbose: logs requests. to_file: where messages go,
+    too. Raises what kept a model from loading, and OSError
     if the port is taken."""
     allow_many_files()  # each connection is one
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -46,7 +49,11 @@ def run(
     sockets = listen(host, port, settings.send_seconds)
     warn_if_open(sockets, settings)
     server = Server(paths, options, settings)
-    Uvicorn(server, sockets, verbose).run()
+    uvicorn_server = Uvicorn(server, sockets, verbose)
+    if to_file is not None:  # behind uvicorn's own configuration
+        for name in _LOGGERS:
+            logging.getLogger(name).addHandler(to_file)
+    uvicorn_server.run()
     if server.models.failure is not None:
         raise server.models.failure
 

@@ -43,8 +43,8 @@ class ServedModel:
     of prefixes that are kept; None: n_parallel * n_ctx. n_queue: texts that may wait. deliver: see
     `Engine`. prefix_files: keep prefixes beyond the life of this object; owner_key: what an owner's
     are named by, the same in later lives. thinking: what requests begin with that do not say more
-    of thoughts. options: those of `Llama`, which says what it raises; n_ctx is the context of each
-    text.
+    of thoughts. chat_template: a Jinja template in place of the file's. options: those of `Llama`,
+    which says what it raises; n_ctx is the context of each text.
 
     engine: what runs the requests. scheduler: the engine's, for its counts; only the engine's
     thread may change it. prefixes: what keeps them on disk; None: nothing does.
@@ -61,27 +61,22 @@ class ServedModel:
         prefix_files: PrefixFiles | None = None,
         owner_key: Callable[[str], bytes] = str.encode,
         thinking: Thinking | None = None,
+        chat_template: str | None = None,
         **options: Any,
     ):
         self.thinking, self.n_parallel = thinking or Thinking(), n_parallel
         given = Options(model_path, **options)
         if given.chat_handler is not None and given.named_format is None:
             raise ValueError("chat_handler: a server takes one that a formatter makes, no other")
-        with Gguf(given.model_path) as gguf:
-            n_ctx, has_states = given.session["n_ctx"] or gguf.n_ctx_train, gguf.has_states
-        n_pins = N_PINS_WITH_STATES if has_states else N_PINS
-        if prefix_files is None:
-            n_pins = 0
-        shared = sequences.fields(
-            n_parallel, n_ctx, n_kv, given.session["n_batch"], n_pins, has_states
-        )
-        fields = {**given.session, **shared}
+        fields, n_pins = session_fields(given, n_parallel, n_kv, prefix_files is not None)
         self.records = "device" not in given.model
-        if self.records:  # what `watch` sees takes memory from the beginning
-            fields["record"] = lib.PI_RECORD_BITS
-        n_rows = 0 if prefix_files is None else min(n_ctx, _rows_for_prefixes(given, fields))
+        n_rows = 0
+        if prefix_files is not None:
+            n_rows = min(fields["n_ctx"], _rows_for_prefixes(given, fields))
         self.runtime = Runtime(given, fields, n_rows, n_parallel)
         self.model, self.prompts = self.runtime.model, self.runtime.prompts
+        if chat_template is not None:
+            self.prompts.use_template(chat_template)
         self._embedder: Embedder | None = None
         self._embedding = threading.Lock()
         # Ctrl-C is the server's: the engine's thread is not the one that gets it.
@@ -372,6 +367,21 @@ class ServedModel:
         except OutOfMemoryError as error:
             files.warn(f"prompts are not kept on disk: {error}")
             return None
+
+
+def session_fields(
+    given: Options, n_parallel: int, n_kv: int | None, keeps_prefixes: bool
+) -> tuple[dict[str, Any], int]:
+    """Fields of the session of a server's model, and how many of its sequences are for prefixes on
+    their way to and from the disk."""
+    with Gguf(given.model_path) as gguf:
+        n_ctx, has_states = given.session["n_ctx"] or gguf.n_ctx_train, gguf.has_states
+    n_pins = (N_PINS_WITH_STATES if has_states else N_PINS) if keeps_prefixes else 0
+    shared = sequences.fields(n_parallel, n_ctx, n_kv, given.session["n_batch"], n_pins, has_states)
+    fields = {**given.session, "n_ctx": n_ctx, **shared}
+    if "device" not in given.model:  # what `watch` sees takes memory from the beginning
+        fields["record"] = lib.PI_RECORD_BITS
+    return fields, n_pins
 
 
 def _rows_for_prefixes(given: Options, session: dict[str, Any]) -> int:

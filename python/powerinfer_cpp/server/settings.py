@@ -1,6 +1,22 @@
-"""What a server allows."""
+"""What a server allows, and what requests get that do not say more."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What texts are written with whose requests do not say it.
+
+    sampling: arguments of `Sampling`. max_tokens: None: each dialect has its own. logit_bias: by
+    the ids of tokens.
+    """
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True)
@@ -9,14 +25,17 @@ class Settings:
 
     api_keys: whoever has none of them is refused; empty: anybody is served. hosts: names in the
     header Host that are this server; empty: only loopback names and addresses. origins: of pages
-    that may use it, beside its own. proxies: addresses and networks whose X-Forwarded-For says who
-    asks; None: this machine's. Sizes are bytes, times seconds.
+    that may use it, beside its own. page: is there one of its own. proxies: addresses and networks
+    whose X-Forwarded-For says who asks; None: this machine's. defaults: of requests. Sizes are
+    bytes, times seconds.
     """
 
     api_keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     proxies: tuple[str, ...] | None = None
+    page: bool = True
+    defaults: Defaults = Defaults()
     max_body: int = 8 << 20
     max_bodies: int = 256 << 20  # of all bodies that are arriving
     max_depth: int = 64  # of JSON

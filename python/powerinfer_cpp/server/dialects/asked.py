@@ -30,9 +30,10 @@ def text_options(
     if body.seconds is not None and texts[1] > 1:
         words = f"t_max_predict_ms needs {texts[0]} 1: each text has a time of its own"
         raise Refusal(400, words, "t_max_predict_ms")
+    limit = settings.defaults.max_tokens if body.limit is None else body.limit
     return {
-        "max_tokens": None if body.limit == -1 else body.limit,
-        "params": body.sampling(),
+        "max_tokens": None if limit == -1 else limit,
+        "params": body.sampling(**settings.defaults.sampling),
         "last_n": body.repeat_last_n,
         "seed": body.seed,
         "logit_bias": _bias(model, body, settings) or None,
@@ -109,6 +110,8 @@ def _bias(model: ServedModel, body: Sampled, settings: Settings) -> dict[int | s
     if len(pairs) > settings.max_bias:
         raise Refusal(400, f"logit_bias may have at most {settings.max_bias} tokens", "logit_bias")
     found: dict[int | str, float] = {}
+    if body.logit_bias is None:
+        found |= settings.defaults.logit_bias
 
     def add(ids: Sequence[int], bias: float) -> None:
         for id_ in ids:
@@ -131,7 +134,7 @@ def _bias(model: ServedModel, body: Sampled, settings: Settings) -> dict[int | s
         if len(found) > settings.max_bias:
             words = f"logit_bias may have at most {settings.max_bias} tokens"
             raise Refusal(400, words, "logit_bias")
-    if body.ignore_eos:
+    if settings.defaults.ignore_eos if body.ignore_eos is None else body.ignore_eos:
         add(model.prompts.end_tokens, -math.inf)
     return found
 

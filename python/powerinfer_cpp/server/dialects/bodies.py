@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
-from ...core.sampling import Sampling
+from ...core.sampling import Sampling, by_letters
 from ...text.thinking import Thinking
 from ..errors import Refusal
 from ..settings import Settings
@@ -135,20 +135,6 @@ class Thinks(msgspec.Struct, kw_only=True):
         return found if wanted.enabled is None else {**found, "enable_thinking": wanted.enabled}
 
 
-# llama.cpp's letters for samplers.
-_LETTERS = {
-    "e": "penalties",
-    "d": "dry",
-    "s": "top_n_sigma",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "m": "min_p",
-    "x": "xtc",
-    "t": "temperature",
-    "i": "infill",
-    "a": "adaptive_p",
-}
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 
 
@@ -201,12 +187,15 @@ class Sampled(Thinks, kw_only=True):
     lora: list[ScaledAdapter] | None = None
     chat_template: Any = None
 
-    def sampling(self, **defaults: float) -> Sampling:
+    def sampling(self, **defaults: Any) -> Sampling:
         """The parameters of the sampler."""
         names = Sampling().keywords()
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if isinstance(self.samplers, str):
-            given["samplers"] = [_named(letter) for letter in self.samplers]
+            try:
+                given["samplers"] = by_letters(self.samplers)
+            except ValueError as error:
+                raise Refusal(400, f"samplers: {error}", "samplers") from None
         return Sampling(**{**defaults, **given})
 
     @property
@@ -220,12 +209,6 @@ class Sampled(Thinks, kw_only=True):
         """How long a text with a line break may be written; None: as long as it takes."""
         given = self.t_max_predict_ms
         return given / 1e3 if given is not None and given > 0 else None
-
-
-def _named(letter: str) -> str:
-    if letter not in _LETTERS:
-        raise Refusal(400, f"samplers: {letter!r} is none of {', '.join(_LETTERS)}", "samplers")
-    return _LETTERS[letter]
 
 
 class OpenAISampled(Sampled, kw_only=True):

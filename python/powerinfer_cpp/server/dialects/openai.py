@@ -142,7 +142,7 @@ def completion_job(
     options = text_options(model, body, settings, owner, ("n", n))
     if n * len(prompts) > settings.max_inputs:
         raise Refusal(400, f"prompt and n ask for more than {settings.max_inputs} texts", "n")
-    if body.limit is None:
+    if body.limit is None and settings.defaults.max_tokens is None:
         options["max_tokens"] = 16
     grammar = constraint(body)
     requests = [

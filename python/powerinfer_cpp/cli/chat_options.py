@@ -1,11 +1,38 @@
-"""Options about what a model thinks, of the commands that chat."""
+"""Options of the commands that chat: of the template, and of what a model thinks."""
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
+from ..text.chat import FORMATS as CHAT_FORMATS
 from ..text.thinking import EFFORTS, FORMATS, Thinking, template_kwargs
 from .common import whole
+
+# Formats by llama.cpp's names, if they differ.
+_NAMES = {"llama2-sys-bos": "llama-2", "llama3": "llama-3"}
+
+
+def add_template_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the template, of which one may be given."""
+    used = parser.add_mutually_exclusive_group()
+    used.add_argument(
+        "--chat-format", metavar="NAME", help=f"instead of the file's: {', '.join(CHAT_FORMATS)}"
+    )
+    used.add_argument("--chat-template", metavar="TEXT", help="a Jinja template, or such a name")
+    used.add_argument("--chat-template-file", metavar="FILE", help="a template from a file")
+
+
+def template(args: argparse.Namespace) -> str | None:
+    """The source of another template, if one is given; a name becomes args.chat_format. Raises
+    OSError and ValueError for the file."""
+    if args.chat_template_file is not None:
+        return Path(args.chat_template_file).read_text(encoding="utf-8")
+    given: str | None = args.chat_template
+    if given is None or "{" in given:
+        return given
+    args.chat_format = _NAMES.get(given, given)
+    return None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
