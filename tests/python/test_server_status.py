@@ -116,6 +116,10 @@ def test_several_models(model_path: Path, tmp_path: Path) -> None:
         found = figures(running)
         assert found["llamacpp:tokens_predicted_total", "tiny"] == 8
         assert found["llamacpp:tokens_predicted_total", "stories"] == 8
+        longest = len(running.post("tokenize", {"content": PROMPT}).json()["tokens"]) + 1 + 8
+        assert found["llamacpp:n_tokens_max_total", "stories"] == longest
+        assert found["llamacpp:n_busy_slots_per_decode", "stories"] == 1
+        assert found["llamacpp:spec_decode_num_draft_tokens_total", "stories"] == 0
 
 
 def test_one_model(running: serving.InThread) -> None:
@@ -303,7 +307,8 @@ def test_a_model_without_a_chat_template_is_named(model_path: Path) -> None:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline().startswith("serving stories-relu.Q8_0 at http")
         process.terminate()
-        (line,) = process.stderr.read().splitlines()
+        sizes, line = process.stderr.read().splitlines()
+    assert re.fullmatch(r"-c 1024 --kv-size 4096, as memory allows: 0\.0 GiB for .*", sizes)
     assert line.startswith("warning: stories-relu.Q8_0 has no chat template: the page continues")
 
 

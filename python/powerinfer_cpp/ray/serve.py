@@ -29,6 +29,7 @@ from ..server.settings import Settings
 
 ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 AFFINITIES = ("session", "prefix")
+_OF_ALL_MODELS = ("/models/sse", "/models/load", "/models/unload")
 SESSION = "x-session-id"
 PREFIX = 256  # characters of a prompt that tell where it goes
 _SCOPE = (
@@ -197,7 +198,7 @@ class _Front:
             return await self._models(request)
         named = _named(body) if body else _Named()
         name = named.model or request.query_params.get("model")
-        if path.startswith("/models/"):
+        if path.startswith("/models/") and path not in _OF_ALL_MODELS:
             name = path.removeprefix("/models/")
         session = request.headers.get(SESSION, "")
         if self._affinity == "prefix":

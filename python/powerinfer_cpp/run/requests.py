@@ -96,12 +96,17 @@ class Update:
 @dataclass
 class Done:
     """What ended requests took: tokens of prompts that were computed and that were known, tokens
-    that were written, and seconds, summed over the texts."""
+    that were written, guessed, and guessed rightly, and seconds, summed over the texts. n_most:
+    tokens of the longest. n_in_steps: texts of each pass so far, of all passes together."""
 
     n_requests: int = 0
     n_prompt: int = 0
     n_reused: int = 0
     n_written: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    n_most: int = 0
+    n_in_steps: int = 0
     prompt_s: float = 0.0
     written_s: float = 0.0
 
@@ -113,6 +118,10 @@ class Done:
         self.n_prompt += len(ticket.request.ids) - ticket.n_reused
         self.n_reused += ticket.n_reused
         self.n_written += ticket.n_tokens
+        self.n_drafted += ticket.n_drafted
+        self.n_accepted += ticket.n_accepted
+        longest = len(ticket.request.ids) + -(-ticket.n_tokens // ticket.request.n)
+        self.n_most = max(self.n_most, longest)
         self.prompt_s += ticket.first - ticket.began
         self.written_s += ticket.ended - ticket.first
 

@@ -348,7 +348,7 @@ class Scheduler:
         rows = self._choose_rows()
         if not rows:
             return []
-        self.n_steps += 1
+        self.n_steps, self.done.n_in_steps = self.n_steps + 1, self.done.n_in_steps + len(rows)
         try:
             while not self._compute(rows):
                 rows = self._choose_rows()

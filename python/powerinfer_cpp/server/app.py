@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from ..core.errors import about_request
-from . import status
+from . import discovery, status
 from .answering import ClientGone, StreamResponse, WholeResponse, encode, while_connected
 from .background import EMBEDDING
 from .dialects import native, openai
@@ -27,6 +27,7 @@ from .dialects.bodies import (
     CompletionBody,
     DetokenizeBody,
     EmbeddingBody,
+    ModelBody,
     TemplateBody,
     TokenizeBody,
     check_adapters,
@@ -37,7 +38,7 @@ from .dialects.infill import InfillBody, infill_job
 from .dialects.messages import CountBody, MessagesBody, count_tokens, messages_job
 from .dialects.native import NativeBody, NativeCompletionBody
 from .dialects.openapi import description
-from .dialects.responses import ResponsesBody, responses_job
+from .dialects.responses import ResponsesBody, count_response_tokens, responses_job
 from .errors import Refusal, refusal_of
 from .limits import (
     Arriving,
@@ -132,9 +133,14 @@ class Server:
             routes=[
                 *self._both("/health", self._health, ["GET"]),
                 *self._both("/models", self._models, ["GET"]),
+                *self._both("/models/sse", self._model_events, ["GET"]),
+                *self._both("/models/load", self._not_in_turn, ["POST"]),
+                *self._both("/models/unload", self._not_in_turn, ["POST"]),
                 *self._both("/models/{model:path}", self._model, ["GET"]),
                 *self._both("/chat/completions", self._chat, ["POST"]),
+                *self._both("/chat/completions/input_tokens", self._count_chat, ["POST"]),
                 *self._both("/responses", self._responses, ["POST"]),
+                *self._both("/responses/input_tokens", self._count_response, ["POST"]),
                 Route("/v1/messages", self._guarded(self._messages), methods=["POST"]),
                 Route(
                     "/v1/messages/count_tokens", self._guarded(self._count_tokens), methods=["POST"]
@@ -145,7 +151,7 @@ class Server:
                 Route("/infill", self._guarded(self._infill), methods=["POST"]),
                 Route("/view", self._guarded(self._view), methods=["GET"]),
                 Route("/view/stream", self._guarded(self._view_stream), methods=["GET"]),
-                Route("/props", self._guarded(self._props), methods=["GET"]),
+                *self._both("/props", self._props, ["GET"]),
                 Route("/lora-adapters", self._guarded(self._lora_adapters), methods=["GET"]),
                 Route("/slots", self._guarded(self._slots), methods=["GET"]),
                 Route("/metrics", self._guarded(self._metrics), methods=["GET"]),
@@ -280,6 +286,19 @@ class Server:
         model = self.models.get(body.model)
         return _json(await self._prepared(request, body, count_tokens, model, body))
 
+    async def _count_chat(self, request: Request) -> Response:
+        body = await self._body(request, ChatBody)
+        return await self._counted(request, body, openai.count_chat_tokens)
+
+    async def _count_response(self, request: Request) -> Response:
+        body = await self._body(request, ResponsesBody)
+        return await self._counted(request, body, count_response_tokens)
+
+    async def _counted(self, request: Request, body: Any, count: Callable[..., int]) -> Response:
+        model = self.models.get(body.model)
+        n = await self._prepared(request, body, count, model, body)
+        return _json({"object": "response.input_tokens", "input_tokens": n})
+
     async def _answer(self, request: Request, body: Any, make: Callable[..., Job]) -> Response:
         model, name = self.models.get(body.model), self.models.name_of(body.model)
         if body.lora is not None:
@@ -384,16 +403,28 @@ class Server:
         return _json({"status": "ok"})
 
     async def _models(self, request: Request) -> Response:
-        return _json(status.models(self.models, self._began))
+        return _json(discovery.models(self.models, self._began))
+
+    async def _model_events(self, request: Request) -> Response:
+        return StreamResponse(
+            lambda: discovery.model_events(self.models),
+            lambda refusal: b"",
+            request.scope["path"],
+            self.settings.send_seconds,
+        )
+
+    async def _not_in_turn(self, request: Request) -> Response:
+        await self._body(request, ModelBody)
+        raise Refusal(501, "all models are loaded at the start, and stay so until the server ends")
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["model"]
-        return _json(status.model_entry(self.models, name, self._began))
+        return _json(discovery.model_entry(self.models, name, self._began))
 
     async def _props(self, request: Request) -> Response:
         name = request.query_params.get("model")
-        of = (self.models.get(name), self.models.name_of(name))
-        return _as_json(await self._told(request, status.props, *of))
+        of = (self.models.get(name), self.models.name_of(name), self.settings)
+        return _as_json(await self._told(request, discovery.props, *of))
 
     async def _lora_adapters(self, request: Request) -> Response:
         return _json(status.adapters(self.models.get(request.query_params.get("model"))))

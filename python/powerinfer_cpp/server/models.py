@@ -45,6 +45,13 @@ class Models:
         dead = [model.engine.error for model in self._open.values() if model.engine.error]
         return self.failure or (dead[0] if dead else None)
 
+    def state(self, name: str) -> str:
+        """That of the model with this name, in llama.cpp's words: loading, loaded or failed."""
+        model = self._open.get(name)
+        if model is not None:
+            return "loaded" if model.engine.error is None else "failed"
+        return "loading" if self.failure is None else "failed"
+
     def load(self) -> None:
         """Begins to load."""
         self._thread.start()

@@ -38,10 +38,11 @@ def run(
     port: int,
     verbose: bool = False,
     to_file: logging.Handler | None = None,
+    ready: str = "",
 ) -> None:
     """Serves until the process is told to end. verbose: logs requests. to_file: where messages go,
-    too. Raises what kept a model from loading, and OSError
-    if the port is taken."""
+    too. ready: what stderr is told when the models are loaded. Raises what kept a model from
+    loading, and OSError if the port is taken."""
     allow_many_files()  # each connection is one
     sys.setswitchinterval(SWITCH_SECONDS)
     if not log.handlers:
@@ -49,11 +50,11 @@ def run(
     sockets = listen(host, port, settings.send_seconds)
     warn_if_open(sockets, settings)
     server = Server(paths, options, settings)
-    uvicorn_server = Uvicorn(server, sockets, verbose)
+    served = Uvicorn(server, sockets, verbose, ready)
     if to_file is not None:  # behind uvicorn's own configuration
         for name in _LOGGERS:
             logging.getLogger(name).addHandler(to_file)
-    uvicorn_server.run()
+    served.run()
     if server.models.failure is not None:
         raise server.models.failure
 
@@ -119,7 +120,13 @@ def _notice_lost_machines(listening: socket.socket, seconds: float) -> None:
 class Uvicorn(uvicorn.Server):
     """Ends when a model cannot be loaded, and says when all can be used."""
 
-    def __init__(self, server: Server, sockets: Sequence[socket.socket], verbose: bool = False):
+    def __init__(
+        self,
+        server: Server,
+        sockets: Sequence[socket.socket],
+        verbose: bool = False,
+        ready: str = "",
+    ):
         most = server.settings.max_connections
         self.connections = Connections(most_of(n_open_files()) if most is None else most)
         config = uvicorn.Config(
@@ -137,7 +144,7 @@ class Uvicorn(uvicorn.Server):
         )
         super().__init__(config)
         self._of, self._sockets = server, list(sockets)
-        self._told = False
+        self._told, self._ready = False, ready
         host, port = self._sockets[0].getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
@@ -151,6 +158,8 @@ class Uvicorn(uvicorn.Server):
             return True
         if not self._told and self._of.models.ready:
             self._told = True
+            if self._ready:
+                tell(self._ready)
             for name, found in self._of.models.chat_formats.items():
                 if found is None:
                     tell(printable(_WITHOUT_CHATS.format(name)))

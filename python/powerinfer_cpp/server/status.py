@@ -1,4 +1,4 @@
-"""What a server tells about itself: health, models, slots and metrics."""
+"""What a server tells about its work: tokenizer, adapters, slots and metrics."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,50 +10,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from ..core.work import Work
 from ..run.engine import EngineDead
 from ..run.requests import Snapshot
-from .errors import Refusal
+from .discovery import special_tokens
 from .models import Models
 from .served import ServedModel
 from .texts import timings
 
 
-def models(of: Models, began: int) -> dict[str, Any]:
-    """GET /v1/models."""
-    return {"object": "list", "data": [model_entry(of, name, began) for name in of.names]}
-
-
-def model_entry(of: Models, name: str, began: int) -> dict[str, Any]:
-    """GET /v1/models/{name}. Raises Refusal for a name that no model has: here a single model does
-    not answer to others."""
-    if name not in of.names:
-        known = ", ".join(of.names)
-        words = f"there is no model {name!r}: known are {known}"
-        raise Refusal(404, words, "model", "model_not_found")
-    entry = {"id": name, "object": "model", "created": began, "owned_by": "powerinfer_cpp"}
-    entry["chat_format"] = of.chat_formats[name]
-    model = of.all().get(name)
-    return entry if model is None else {**entry, "meta": model.facts()}
-
-
-def props(model: ServedModel, name: str) -> dict[str, Any]:
-    """GET /props, with llama.cpp's names."""
-    return {
-        "model_alias": name,
-        "model_path": Path(model.model.path).name,  # not where it lies
-        "total_slots": model.n_parallel,
-        "chat_template": model.runtime.metadata.get("tokenizer.chat_template", ""),
-        "chat_format": model.prompts.chats_with,
-        "default_generation_settings": {"n_ctx": model.n_ctx},
-        "plan": model.runtime.plan(),
-    }
-
-
 def tokenizer_info(model: ServedModel) -> dict[str, Any]:
     """GET /tokenizer_info, as lm-evaluation-harness reads it."""
-    ends = {"eos_token": model.model.eos, "bos_token": model.model.bos}
-    named = {
-        name: model.prompts.any_bytes(id_).decode("utf-8", "replace") if id_ >= 0 else None
-        for name, id_ in ends.items()
-    }
+    named = special_tokens(model)
     return {
         **named,
         "eos_token_id": model.model.eos,
@@ -135,6 +100,9 @@ def _counts(model: ServedModel, at: Snapshot) -> list[tuple[str, str, float]]:
         ("llamacpp:tokens_predicted", "Tokens that were written.", done.n_written),
         ("llamacpp:tokens_predicted_seconds", "Seconds for writing.", done.written_s),
         ("llamacpp:n_decode", "Passes of the engine.", at.n_steps),
+        ("llamacpp:n_tokens_max", "Tokens of the longest text.", done.n_most),
+        ("llamacpp:spec_decode_num_draft_tokens", "Tokens that were guessed.", done.n_drafted),
+        ("llamacpp:spec_decode_num_accepted_tokens", "Of these, right ones.", done.n_accepted),
         ("powerinfer:prompt_tokens_reused", "Prompt tokens that were known.", done.n_reused),
         ("powerinfer:requests", "Requests that ended.", done.n_requests),
         ("powerinfer:neurons_computed", "Neurons that tokens computed.", computed),
@@ -187,6 +155,11 @@ def _states(model: ServedModel, at: Snapshot) -> list[tuple[str, str, float]]:
     found = [
         ("llamacpp:prompt_tokens_seconds", "Prompt tokens a second.", prompt),
         ("llamacpp:predicted_tokens_seconds", "Written tokens a second, of a text.", written),
+        (
+            "llamacpp:n_busy_slots_per_decode",
+            "Texts of a pass, on average.",
+            ratio(done.n_in_steps, at.n_steps),
+        ),
         ("llamacpp:requests_processing", "Texts that are computed.", len(at.texts)),
         ("llamacpp:requests_deferred", "Texts that wait.", at.n_waiting),
         ("powerinfer:active_share", "Computed share of the neurons.", ratio(computed, possible)),

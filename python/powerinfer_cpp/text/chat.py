@@ -336,13 +336,14 @@ def chosen(name: str | None, handler: Any) -> tuple[Any, ChatFormat | None]:
 class TemplateFormat:
     """The format of a model file's template. Raises TemplateError (a ValueError).
 
-    style: how the template writes calls of tools; None if it knows none, or in a way that is not
-    known here. thoughts: how it writes thoughts; None: it has none.
+    source: the template. style: how it writes calls of tools; None if it knows none, or in a way
+    that is not known here. thoughts: how it writes thoughts; None: it has none.
     """
 
     takes_names = True
 
     def __init__(self, source: str, bos: str, eos: str):
+        self.source = source
         self.style, self._eos = style_of(source), eos
         self._template = ChatTemplate(source, bos, eos)
         self._customs = Customs(self._template, self.style)

@@ -40,10 +40,11 @@ def serve(args: argparse.Namespace) -> int:
     if len(paths) > 1 and args.lora:
         raise ValueError("--lora: an adapter belongs to one model, and several are served")
     options = _options(args)
-    options |= _sizes(args, options, list(paths.values()))
+    sizes, ready = _sizes(args, options, list(paths.values()))
+    options |= sizes
     if args.plan:
         return _print_plans(paths, options)
-    run_server(paths, options, _settings(args), args.host, args.port, *_logging(args))
+    run_server(paths, options, _settings(args), args.host, args.port, *_logging(args), ready)
     return 0
 
 
@@ -76,19 +77,22 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _sizes(
     args: argparse.Namespace, options: dict[str, Any], paths: Sequence[Path]
-) -> dict[str, int | None]:
-    """n_ctx and n_kv of all models, as the options say or as memory allows."""
+) -> tuple[dict[str, int | None], str]:
+    """n_ctx and n_kv of all models, as the options say or as memory allows; and what is to be said
+    of that."""
     if args.ctx_size is not None:
-        return {"n_ctx": args.ctx_size, "n_kv": args.kv_size}
+        return {"n_ctx": args.ctx_size, "n_kv": args.kv_size}, ""
     found = []
     for path in paths:
         given, fields = _session(path, {**options, "n_ctx": 0, "n_kv": None})
         found.append(context_size(given, fields, args.parallel, len(paths)))
-    n_ctx, n_kv = min(of.n_ctx for of in found), args.kv_size or min(of.n_kv for of in found)
-    if args.kv_size is None:
-        gib = sum(of.n_bytes for of in found) / 2**30
-        say(f"-c {n_ctx} --kv-size {n_kv}: {gib:.1f} GiB for keys and values", True)
-    return {"n_ctx": n_ctx if args.kv_size is None else min(n_ctx, n_kv), "n_kv": n_kv}
+    n_ctx = min(of.n_ctx for of in found)
+    if args.kv_size is not None:
+        return {"n_ctx": min(n_ctx, args.kv_size), "n_kv": args.kv_size}, ""
+    n_kv = min(of.n_kv for of in found)
+    gib = sum(of.n_bytes for of in found) / 2**30
+    ready = f"-c {n_ctx} --kv-size {n_kv}, as memory allows: {gib:.1f} GiB for keys and values"
+    return {"n_ctx": n_ctx, "n_kv": n_kv}, ready
 
 
 def _session(path: Path, options: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:

@@ -30,7 +30,7 @@ def text_options(
     if body.seconds is not None and texts[1] > 1:
         words = f"t_max_predict_ms needs {texts[0]} 1: each text has a time of its own"
         raise Refusal(400, words, "t_max_predict_ms")
-    limit = settings.defaults.max_tokens if body.limit is None else body.limit
+    limit = limit_of(body, settings)
     return {
         "max_tokens": None if limit == -1 else limit,
         "params": body.sampling(**settings.defaults.sampling),
@@ -39,6 +39,11 @@ def text_options(
         "logit_bias": _bias(model, body, settings) or None,
         "owner": owner,
     }
+
+
+def limit_of(body: Sampled, settings: Settings) -> int | None:
+    """Tokens of a text at most, as a body or the server says; -1: any number, None: not said."""
+    return settings.defaults.max_tokens if body.limit is None else body.limit
 
 
 @about_request()

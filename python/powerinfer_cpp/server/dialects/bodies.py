@@ -280,6 +280,12 @@ class EmbeddingBody(msgspec.Struct, kw_only=True):
     dimensions: int | None = None
 
 
+class ModelBody(msgspec.Struct, kw_only=True):
+    """POST /models/load and /models/unload."""
+
+    model: str
+
+
 class TokenizeBody(msgspec.Struct, kw_only=True):
     """POST /tokenize: llama.cpp's `content`, or `prompt` as lm-evaluation-harness sends it."""
 

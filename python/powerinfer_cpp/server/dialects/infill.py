@@ -32,7 +32,8 @@ def infill_job(
         body.input_prefix,
         {**options, "suffix": body.input_suffix, "begin": body.prompt},
     )
-    return Job(model, [request], NativeForm(model, name, body, [request], body.n_texts > 1))
+    form = NativeForm(model, name, body, settings, [request], body.n_texts > 1)
+    return Job(model, [request], form)
 
 
 def check_suffix(model: ServedModel, body: Any) -> None:

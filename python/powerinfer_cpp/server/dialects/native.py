@@ -14,7 +14,7 @@ from ..errors import Refusal
 from ..served import ServedModel
 from ..settings import Settings
 from ..texts import Job, event, owners, timings
-from .asked import constraint, text_options, time_limit
+from .asked import constraint, limit_of, text_options, time_limit
 from .bodies import WITHOUT_CHATS, Count, Sampled, Texts, check_stops, check_top
 
 Entries = Annotated[list[str | int | list[str | int] | dict[str, Any]], msgspec.Meta(min_length=1)]
@@ -65,7 +65,7 @@ def completion_job(
     if body.n_texts * len(prompts) > settings.max_inputs:
         raise Refusal(400, f"prompt and n_cmpl ask for more than {settings.max_inputs} texts", "n")
     requests = [native_request(model, body, prompt, options) for prompt in prompts]
-    form = NativeForm(model, name, body, requests, several or body.n_texts > 1)
+    form = NativeForm(model, name, body, settings, requests, several or body.n_texts > 1)
     return Job(model, requests, form)
 
 
@@ -94,7 +94,8 @@ def native_request(
 class NativeForm:
     """Dicts of llama.cpp's completions.
 
-    requests: of the job. several: the answer is a list, of the texts of all requests.
+    settings: of the server. requests: of the job. several: the answer is a list, of the texts of
+    all requests.
     """
 
     def __init__(
@@ -102,9 +103,13 @@ class NativeForm:
         model: ServedModel,
         name: str,
         body: NativeBody,
+        settings: Settings,
         requests: Sequence[Request],
         several: bool = False,
     ):
+        self._most = limit_of(body, settings)
+        given = settings.defaults
+        self._ignores_eos = given.ignore_eos if body.ignore_eos is None else body.ignore_eos
         self._model, self._name, self._body, self._several = model, name, body, several
         self._requests = [of for of in requests for _ in range(of.n)]  # of each text
         self._tickets: Sequence[Ticket] = ()  # of each text
@@ -161,7 +166,7 @@ class NativeForm:
         self, i: int, last: Piece, text: str, tokens: Sequence[int], placed: Sequence[Placed]
     ) -> dict[str, Any]:
         request, ticket = self._requests[i], self._tickets[i]
-        n_ids, body, n_most = len(request.ids), self._body, self._body.limit
+        n_ids, body, n_most = len(request.ids), self._body, self._most
         limit, full = last.reason == "length", n_ids + last.n_tokens >= self._model.n_ctx
         ended = "limit" if limit else "eos" if last.stop is None else "word"
         prompt = self._model.prompts.detokenize(list(request.ids), special=True)
@@ -198,9 +203,9 @@ class NativeForm:
             "repeat_last_n": self._model.runtime.samplers.last_n if last_n is None else last_n,
             "seed": request.seed,
             "stop": [stop.decode("utf-8") for stop in request.stops],
-            "n_predict": -1 if body.limit is None else body.limit,
-            "max_tokens": -1 if body.limit is None else body.limit,
-            "ignore_eos": bool(body.ignore_eos),
+            "n_predict": -1 if self._most is None else self._most,
+            "max_tokens": -1 if self._most is None else self._most,
+            "ignore_eos": self._ignores_eos,
             "logit_bias": body.logit_bias or [],
             "n_probs": body.n_top,
             "min_keep": 0,

@@ -208,6 +208,12 @@ def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, 
     return Job(model, [request], form)
 
 
+def count_chat_tokens(model: ServedModel, body: ChatBody) -> int:
+    """Tokens of the prompt. Raises Refusal and ValueError."""
+    turn = turn_of(model, body, body.parallel_tool_calls, constraint(body))
+    return len(model.prompts.ids(turn.text))
+
+
 def turn_of(
     model: ServedModel,
     body: ChatBody | TemplateBody,

@@ -10,6 +10,7 @@ from .bodies import (
     CompletionBody,
     DetokenizeBody,
     EmbeddingBody,
+    ModelBody,
     TemplateBody,
     TokenizeBody,
 )
@@ -24,13 +25,17 @@ _BYTES = "application/octet-stream"
 # except Anthropic's.
 POSTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "/v1/chat/completions": ("Answers a chat (OpenAI).", ChatBody),
+    "/v1/chat/completions/input_tokens": ("Counts the tokens of a chat (OpenAI).", ChatBody),
     "/v1/completions": ("Continues texts (OpenAI).", CompletionBody),
     "/completion": ("Continues texts (llama.cpp).", NativeCompletionBody),
     "/infill": ("Writes between two texts (llama.cpp).", InfillBody),
     "/v1/embeddings": ("Vectors of texts (OpenAI).", EmbeddingBody),
     "/v1/responses": ("Answers a chat, without state (OpenAI).", ResponsesBody),
+    "/v1/responses/input_tokens": ("Counts the tokens of a chat (OpenAI).", ResponsesBody),
     "/v1/messages": ("Answers a chat (Anthropic).", MessagesBody),
     "/v1/messages/count_tokens": ("Counts the tokens of a chat (Anthropic).", CountBody),
+    "/v1/models/load": ("501: all models are loaded.", ModelBody),
+    "/v1/models/unload": ("501: all models stay loaded.", ModelBody),
     "/tokenize": ("The ids of a text.", TokenizeBody),
     "/detokenize": ("The text of ids.", DetokenizeBody),
     "/apply-template": ("The prompt of a chat.", TemplateBody),
@@ -39,8 +44,9 @@ POSTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
 GETS: dict[str, tuple[str, str]] = {
     "/v1/health": ("200 when requests can be served, 503 while models load.", _JSON),
     "/v1/models": ("The models.", _JSON),
+    "/v1/models/sse": ("The states of models, whenever they change.", _EVENTS),
     "/v1/models/{model}": ("A model.", _JSON),
-    "/props": ("The model's context, template and plan.", _JSON),
+    "/v1/props": ("The model's context, template, capabilities and plan.", _JSON),
     "/lora-adapters": ("The model's LoRA adapters and their scales.", _JSON),
     "/slots": ("Texts that are being written.", _JSON),
     "/metrics": ("Counts for Prometheus.", _TEXT),
@@ -60,7 +66,7 @@ _STREAMED = (
     ResponsesBody,
     MessagesBody,
 )
-_OF_MODEL = ("/props", "/lora-adapters", "/slots", "/tokenizer_info", "/view", "/view/stream")
+_OF_MODEL = ("/v1/props", "/lora-adapters", "/slots", "/tokenizer_info", "/view", "/view/stream")
 ANTHROPICS = "/v1/messages"
 
 
@@ -84,7 +90,8 @@ def description() -> bytes:
     paths: dict[str, Any] = {}
     for path, (text, kind) in POSTS.items():
         content = {_JSON: {"schema": of_kind[kind]}}
-        given = [_JSON, _EVENTS] if kind in _STREAMED else [_JSON]
+        streams = kind in _STREAMED and not path.endswith("/input_tokens")
+        given = [_JSON, _EVENTS] if streams else [_JSON]
         post = {**_operation(text, given), "requestBody": {"required": True, "content": content}}
         paths.update((each, {"post": post}) for each in all_paths(path))
     for path, (text, kind_of_answer) in GETS.items():

@@ -45,6 +45,23 @@ def responses_job(
         if getattr(body, field):
             raise Refusal(400, f"{field} is not supported: this server keeps no responses", field)
     check_count(body.max_output_tokens, "max_output_tokens")
+    turn, offered = _turn(model, body)
+    request = chat_request(
+        model,
+        turn,
+        [],
+        criteria=time_limit(model, body, turn.criteria),
+        **text_options(model, body, settings, owner),
+    )
+    return Job(model, [request], ResponsesForm(turn, name, body, offered, model.prompts.behind))
+
+
+def count_response_tokens(model: ServedModel, body: ResponsesBody) -> int:
+    """Tokens of the prompt. Raises Refusal and ValueError."""
+    return len(model.prompts.ids(_turn(model, body)[0].text))
+
+
+def _turn(model: ServedModel, body: ResponsesBody) -> tuple[Turn, Offered]:
     given = body.input
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -59,14 +76,7 @@ def responses_job(
         constraint(body, text__format=_format(body.text)),
         body.thinking(model.thinking),
     )
-    request = chat_request(
-        model,
-        turn,
-        [],
-        criteria=time_limit(model, body, turn.criteria),
-        **text_options(model, body, settings, owner),
-    )
-    return Job(model, [request], ResponsesForm(turn, name, body, offered, model.prompts.behind))
+    return turn, offered
 
 
 def _format(text: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
