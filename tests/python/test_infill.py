@@ -206,7 +206,7 @@ def test_suffix_of_a_completion(running: serving.InThread, llm: Llama) -> None:
 
 
 def test_infill(running: serving.InThread, llm: Llama) -> None:
-    ids = llm._prompts.infill_ids(PREFIX, SUFFIX) + llm._model.tokenize_behind(b"the c")
+    ids = llm._prompts.infill_ids(PREFIX + "the c", SUFFIX)
     want = llm(ids, max_tokens=6, seed=1)["choices"][0]["text"]
     body = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "prompt": "the c", "n_predict": 6}
     body |= {"seed": 1, "input_extra": [], "cache_prompt": True}
@@ -229,6 +229,54 @@ def test_infill(running: serving.InThread, llm: Llama) -> None:
     assert end["content"] == llm(ids, max_tokens=2, seed=1)["choices"][0]["text"]
     assert running.post("infill", {**body, "n_predict": -2}).status_code == 400
     assert running.post("infill", {**body, "n_predict": 0}).json()["content"] == ""
+
+
+def test_what_editors_name_as_samplers(running: serving.InThread) -> None:
+    """The names of llama.vim's and llama.vscode's requests."""
+    body = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 4, "top_k": 1}
+    want = running.post("infill", {**body, "samplers": ["top_k", "top_p"]}).json()
+    assert want["tokens_predicted"] == 4
+    for samplers in (["top_k", "top_p", "infill"], "kpi"):
+        found = running.post("infill", {**body, "samplers": samplers}).json()
+        assert found["content"] == want["content"]
+        assert found["generation_settings"]["samplers"] == ["top_k", "top_p"]
+    wrong = running.post("completion", {"prompt": "x", "samplers": ["infill"]})
+    assert wrong.status_code == 400
+
+
+FILES = [("a.py", "the dog"), ("b/c.py", "a cat\n")]
+
+
+@pytest.mark.parametrize("tokens", [QWEN, QWEN + ENDS, [*QWEN, "<|file_sep|>"]])
+def test_files_of_a_repository(tokens: list[str], plain: Path, tmp_path: Path) -> None:
+    with Llama(with_tokens(plain, tmp_path / "x.gguf", tokens), n_ctx=64, verbose=False) as llm:
+        alone = llm._prompts.infill_ids(PREFIX, SUFFIX)
+        bos = [llm.token_bos()] if alone[0] == llm.token_bos() else []
+        ids = {text: FIRST + i for i, text in enumerate(tokens)}
+        found = llm._prompts.infill_ids(PREFIX, SUFFIX, FILES)
+        assert found[: len(bos)] == bos and found[-len(alone) + len(bos) :] == alone[len(bos) :]
+        others = found[len(bos) : len(found) - len(alone) + len(bos)]
+        text = llm.detokenize(others, special=True).decode()
+        shape = text.split("<|file_sep|>")
+        if "<|file_sep|>" not in ids:
+            assert text == "--- a.py ---\nthe dog\n\n--- b/c.py ---\na cat\n\n\n"
+        else:
+            assert shape[1:] == ["a.py\nthe dog", "b/c.py\na cat\n", "file\n"]
+            assert shape[0] == ("<|repo_name|>repository\n" if "<|repo_name|>" in ids else "")
+        # The end of the files stays where room is short.
+        for most in range(len(found) + 2):
+            cut = llm._prompts.infill_ids(PREFIX, SUFFIX, FILES, most)
+            left = max(0, min(len(others), most - len(alone)))
+            assert cut == [*bos, *others[len(others) - left :], *alone[len(bos) :]]
+
+
+def test_the_server_keeps_room_for_the_text(running: serving.InThread, llm: Llama) -> None:
+    extra = [{"filename": f"f{i}.py", "text": "the dog and the cat " * 9} for i in range(9)]
+    body = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 20, "input_extra": extra}
+    found = running.post("infill", body).json()
+    assert found["tokens_evaluated"] == 128 - 20 and not found["truncated"]
+    for wrong in ([{"text": 3}], [3], "x"):
+        assert running.post("infill", {**body, "input_extra": wrong}).status_code == 400
 
 
 def test_a_server_without_fim_tokens(plain: Path) -> None:

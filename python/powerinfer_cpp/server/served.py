@@ -121,7 +121,7 @@ class ServedModel:
         logit_bias: Mapping[int | str, float] | None = None,
         shown: Mapping[str, int] | None = None,
         suffix: Text | None = None,
-        begin: str = "",
+        files: Sequence[tuple[str, str]] = (),
         criteria: StoppingCriteria | None = None,
         limit: ThoughtLimit | None = None,
         owner: str = "",
@@ -130,14 +130,15 @@ class ServedModel:
     ) -> Request:
         """A request for the engine; arguments as for `create_completion`, but max_tokens=0 asks
         for the prompt alone, and a suffix may be empty. shown: control tokens that are part of the
-        text. begin: how the text before the suffix begins. criteria: ends the text where it says
-        so. last_n: tokens that get penalties. limit: of thoughts. shared: how many characters of
+        text. files: names and texts that stand before a prompt with a suffix. criteria: ends the
+        text where it says so. last_n: tokens that get penalties. limit: of thoughts. shared: how many characters of
         the prompt others begin with. Raises RequestError for what cannot be used."""
         with about_request():
             if suffix is None:
                 ids = self._checked_ids(prompt)
             else:
-                ids = self.prompts.infill_ids(prompt, suffix) + self.prompts.behind(begin)
+                room = self.n_ctx - max(1, max_tokens or self.n_ctx // 4)
+                ids = self.prompts.infill_ids(prompt, suffix, files, room)
             most = 0 if max_tokens == 0 else n_following(len(ids), self.n_ctx, max_tokens)
             # Now these refuse what they cannot use.
             params = params or Sampling()

@@ -203,14 +203,21 @@ class Prompts:
         data = prompt if isinstance(prompt, bytes) else self.detokenize(prompt)
         return data.decode("utf-8", "ignore")
 
-    def infill_ids(self, prefix: Text, suffix: Text) -> list[int]:
+    def infill_ids(
+        self,
+        prefix: Text,
+        suffix: Text,
+        files: Sequence[tuple[str, str]] = (),
+        most: int | None = None,
+    ) -> list[int]:
         """The ids after which the text between prefix and suffix follows (infill.py)."""
         before, behind = (
             encoded(part) if isinstance(part, str | bytes) else as_tokens(part).tolist()
             for part in (prefix, suffix)
         )
         with self._in_use:
-            return infill_ids(self._model, self.fim_tokens, before, behind, self.spm_infill)
+            of = (self.fim_tokens, before, behind, self.spm_infill, files, most)
+            return infill_ids(self._model, *of)
 
     @cached_property
     def fim_tokens(self) -> FimTokens | None:

@@ -1,7 +1,11 @@
 """llama.cpp's /infill: what belongs between a prefix and a suffix."""
 
+from dataclasses import replace
 from typing import Any
 
+import msgspec
+
+from ...core.sampling import Sampling
 from ..errors import Refusal
 from ..served import ServedModel
 from ..settings import Settings
@@ -11,12 +15,29 @@ from .native import NativeBody, NativeForm, native_options, native_request
 NO_FIM = "this model has no FIM tokens: it cannot write between two texts"
 
 
+class File(msgspec.Struct, kw_only=True):
+    """An entry of `input_extra`: another file, or a part of one."""
+
+    text: str = ""
+    filename: str = "file"
+
+
 class InfillBody(NativeBody, kw_only=True):
-    """POST /infill. prompt: how the middle begins."""
+    """POST /infill. prompt: the end of the prefix; editors send there what stands in the line.
+    input_extra: others of the repository, of which the last ones count where room is short."""
 
     input_prefix: str = ""
     input_suffix: str = ""
     prompt: str = ""
+    input_extra: list[File] | None = None
+
+    def sampling(self, **defaults: Any) -> Sampling:
+        """Without llama.cpp's sampler `infill`, which editors name: it chooses among likely tokens
+        as the others do, and ends early where none is likely."""
+        found = super().sampling(**defaults)
+        if found.samplers is None or "infill" not in found.samplers:
+            return found
+        return replace(found, samplers=[name for name in found.samplers if name != "infill"])
 
 
 def infill_job(
@@ -26,11 +47,12 @@ def infill_job(
     options = native_options(model, body, settings, owner)
     if not model.prompts.fim_tokens:
         raise Refusal(400, NO_FIM)
+    files = [(file.filename, file.text) for file in body.input_extra or ()]
     request = native_request(
         model,
         body,
-        body.input_prefix,
-        {**options, "suffix": body.input_suffix, "begin": body.prompt},
+        body.input_prefix + body.prompt,
+        {**options, "suffix": body.input_suffix, "files": files},
     )
     form = NativeForm(model, name, body, settings, [request], body.n_texts > 1)
     return Job(model, [request], form)
