@@ -15,6 +15,9 @@ from .limits import refused
 
 # Tokens are joined for this long, after the first: a client spends some 0.1 ms on each chunk.
 JOIN_SECONDS = 0.008
+# Without a word for so long, before anything was sent and afterwards, a client or a proxy between
+# may give up: nginx does after 60 s.
+FIRST_SILENCE, SILENCE = 2.0, 15.0
 
 encode = msgspec.json.encode
 
@@ -159,10 +162,21 @@ class StreamResponse(Response):
 
 
 async def joined(parts: AsyncIterator[list[Any]]) -> AsyncIterator[list[Any]]:
-    """The parts; the first at once, and then those that come within some milliseconds together."""
+    """The parts; the first at once, and then those that come within some milliseconds together.
+    Where none comes for long, an empty one."""
     waiting: list[Any] = []
     changed, done = asyncio.Event(), False
     failure: list[BaseException] = []
+    loop = asyncio.get_running_loop()
+    heard, patience = loop.time(), FIRST_SILENCE
+    # One timer, which looks when it is due: none is set anew for each part.
+    timer: list[asyncio.TimerHandle] = []
+
+    def look() -> None:
+        left = heard + patience - loop.time()
+        if left <= 0:
+            changed.set()
+        timer[:] = [loop.call_later(left if left > 0 else patience, look)]
 
     async def collect() -> None:
         nonlocal done
@@ -176,19 +190,24 @@ async def joined(parts: AsyncIterator[list[Any]]) -> AsyncIterator[list[Any]]:
         changed.set()
 
     task = asyncio.ensure_future(collect())
+    look()
     try:
         while True:
             await changed.wait()
             changed.clear()
-            if waiting:
+            silent = not waiting and not done
+            if waiting or silent:
                 found = list(waiting)
                 waiting.clear()
+                heard, patience = loop.time(), SILENCE
                 yield found
             if done and not waiting:
                 break
-            await asyncio.sleep(JOIN_SECONDS)
+            if not silent:
+                await asyncio.sleep(JOIN_SECONDS)
         if failure:
             raise failure[0]
     finally:
+        timer[0].cancel()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -131,8 +131,9 @@ class ServedModel:
         """A request for the engine; arguments as for `create_completion`, but max_tokens=0 asks
         for the prompt alone, and a suffix may be empty. shown: control tokens that are part of the
         text. files: names and texts that stand before a prompt with a suffix. criteria: ends the
-        text where it says so. last_n: tokens that get penalties. limit: of thoughts. shared: how many characters of
-        the prompt others begin with. Raises RequestError for what cannot be used."""
+        text where it says so. last_n: tokens that get penalties. limit: of thoughts. shared: how
+        many characters of the prompt others begin with. Raises RequestError for what cannot be
+        used."""
         with about_request():
             if suffix is None:
                 ids = self._checked_ids(prompt)

@@ -27,12 +27,14 @@ class Form(Protocol):
     """How a dialect writes the answer of one job: at once, or as server-sent events.
 
     begin: what comes first, before any push. push: for the next piece of a text, by the number of
-    the text. end: after all pieces. error: instead of what would follow.
+    the text. alive: where nothing else is to be told for long. end: after all pieces. error:
+    instead of what would follow.
     """
 
     def whole(self, tickets: Sequence[Ticket], pieces: Sequence[Sequence[Piece]]) -> Any: ...
     def begin(self, tickets: Sequence[Ticket]) -> bytes: ...
     def push(self, i: int, part: Piece) -> bytes: ...
+    def alive(self) -> bytes: ...
     def end(self) -> bytes: ...
     def error(self, refusal: Refusal) -> bytes: ...
 
@@ -90,9 +92,14 @@ async def events(queues: UpdateQueues, job: Job, n_bytes: int) -> AsyncIterator[
             found = merged(writing, updates)
             n_chars += sum(len(part.text) for _, part in found)
 
-            def written(begun: bool = begun, found: list[tuple[int, Piece]] = found) -> bytes:
+            def written(
+                begun: bool = begun,
+                found: list[tuple[int, Piece]] = found,
+                silent: bool = not updates,
+            ) -> bytes:
                 data = [] if begun else [job.form.begin(writing.tickets)]
                 data += [job.form.push(i, part) for i, part in found]
+                data += [job.form.alive()] if silent else []
                 return b"".join(data)
 
             data = await _apart(written, n_bytes, n_chars)
@@ -144,6 +151,10 @@ def merged(writing: PendingRequests, updates: Sequence[Update]) -> list[tuple[in
 def owners(tickets: Sequence[Ticket]) -> list[Ticket]:
     """The ticket of each text."""
     return [ticket for ticket in tickets for _ in range(ticket.request.n)]
+
+
+# A comment, which clients do not see, and proxies take for an answer.
+ALIVE = b": it is being computed\n\n"
 
 
 def event(data: Any, name: str | None = None) -> bytes:

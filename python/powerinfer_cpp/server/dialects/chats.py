@@ -14,6 +14,7 @@ from ...text.tool_chat import Turn
 from ...text.tools import CallArguments, CallBegin, Content, Part, Thought, parts
 from ..errors import Refusal
 from ..served import ServedModel
+from ..texts import ALIVE
 from .offered import Offered
 
 
@@ -127,6 +128,10 @@ class BlockForm(ABC):
         if part.reason:
             data.append(self._end_block(part.reason != "length"))
         return b"".join(data)
+
+    def alive(self) -> bytes:
+        """A comment, or an event for it."""
+        return ALIVE
 
     @abstractmethod
     def end(self) -> bytes:

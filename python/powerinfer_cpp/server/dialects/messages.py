@@ -202,6 +202,10 @@ class MessagesForm(BlockForm):
             data = _event("content_block_delta", index=block.index, delta=delta)
         return data + _event("content_block_stop", index=block.index)
 
+    def alive(self) -> bytes:
+        """A ping."""
+        return _event("ping")
+
     def end(self) -> bytes:
         """message_delta with the reason and all counts, and message_stop."""
         delta = _event("message_delta", delta=self._stop(), usage=self._usage())

@@ -13,7 +13,7 @@ from ...text.logprobs import Placed
 from ..errors import Refusal
 from ..served import ServedModel
 from ..settings import Settings
-from ..texts import Job, event, owners, timings
+from ..texts import ALIVE, Job, event, owners, timings
 from .asked import constraint, limit_of, text_options, time_limit
 from .bodies import WITHOUT_CHATS, Count, Sampled, Texts, check_stops, check_top
 
@@ -139,6 +139,10 @@ class NativeForm:
             return event(self._partial(i, part))
         last = event(self._partial(i, part)) if part.text or part.ids else b""
         return last + event(self._end(i, part, "", (), ()))
+
+    def alive(self) -> bytes:
+        """A comment."""
+        return ALIVE
 
     def end(self) -> bytes:
         """Nothing comes after the last text."""

@@ -14,7 +14,7 @@ from ..errors import Refusal
 from ..recorded import check_recorded, packed
 from ..served import ServedModel
 from ..settings import Settings
-from ..texts import Job, event, owners, timings
+from ..texts import ALIVE, Job, event, owners, timings
 from .asked import constraint, text_options, time_limit
 from .bodies import (
     ChatBody,
@@ -80,6 +80,10 @@ class OpenAIForm:
         if self._n_ended == len(self._owners) and chunks and not self._with_usage:
             chunks[-1]["timings"] = timings(self._tickets)
         return b"".join(map(event, chunks))
+
+    def alive(self) -> bytes:
+        """A comment."""
+        return ALIVE
 
     def end(self) -> bytes:
         """Token counts, if they were asked for, and the mark of the end."""
