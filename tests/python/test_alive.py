@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,3 +139,25 @@ def test_a_text_that_comes_at_once_has_no_signs(running: serving.InThread) -> No
     for route, (body, _) in ROUTES.items():
         lines = running.post(route, {**body, "stream": True}).text.splitlines()
         assert not [line for line in lines if line.startswith(":") or line == "event: ping"]
+
+
+def test_a_server_that_ends_says_so(model_path: Path) -> None:
+    """Texts have a second to end; then their streams end with an error. One line in the log."""
+    body = {"prompt": PROMPT, "max_tokens": 900, "logit_bias": {"2": -100}, "n": 64, "stream": True}
+    with serving.program("-m", model_path, "-c", "1024", "-t", "1") as program:
+        text = httpx.stream("POST", program.url + "v1/completions", json=body, timeout=20)
+        states = httpx.stream("GET", program.url + "models/sse", timeout=20)
+        with text as answer, states as told:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: {")
+            begin = time.monotonic()
+            program.process.send_signal(signal.SIGTERM)
+            *_, last, end = (line for line in lines if line)
+            assert json.loads(last[6:])["error"]["message"] == "the server is ending"
+            assert end == "data: [DONE]"
+            assert '"loaded"' in told.read().decode()
+        _, stderr = program.process.communicate(timeout=20)
+        assert time.monotonic() - begin < 6  # 2, where nothing else runs
+        assert program.process.returncode in (0, -signal.SIGTERM)
+    (cut,) = (line for line in stderr.splitlines() if "the server ends" in line)
+    assert "1 requests" in cut and "Traceback" not in stderr

@@ -39,7 +39,7 @@ from .dialects.messages import CountBody, MessagesBody, count_tokens, messages_j
 from .dialects.native import NativeBody, NativeCompletionBody
 from .dialects.openapi import description
 from .dialects.responses import ResponsesBody, count_response_tokens, responses_job
-from .errors import Refusal, refusal_of
+from .errors import Refusal, log, refusal_of
 from .limits import (
     Arriving,
     Body,
@@ -175,6 +175,15 @@ class Server:
         models = self.models.all().values()
         texts = [text for model in models for text in model.engine.snapshot.texts]
         return {ticket.request.sender for ticket, *_ in texts}
+
+    def end(self) -> None:
+        """Ends the answers that are being written, with an error that says so. The process ends."""
+        self.models.closing = True
+        for view in self._views.values():
+            view.ended = True
+        n = self.queues.end(Refusal(503, "the server is ending"))
+        if n:
+            log.warning("the server ends: %d requests that are being answered are cut off", n)
 
     def overdue(self, headers: RawHeaders, client: tuple[str, int] | None) -> bool:
         """Do so many requests of who sent these headers wait for its turn that it gets none?"""

@@ -167,10 +167,11 @@ def _defaults(model: ServedModel, settings: Settings) -> dict[str, Any]:
 
 
 async def model_events(of: Models) -> AsyncIterator[bytes]:
-    """GET /models/sse: the state of each model, at first and whenever it changes."""
+    """GET /models/sse: the state of each model, at first and whenever it changes, until the models
+    are closed."""
     told: dict[str, str] = {}
     silent = 0.0
-    while True:
+    while not of.closing:
         found = {name: of.state(name) for name in of.names}
         data = b"".join(
             event({"model": name, "event": "status_change", "data": {"status": state}})

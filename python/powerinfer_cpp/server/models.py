@@ -24,7 +24,7 @@ class Models:
         self._open: dict[str, ServedModel] = {}
         # What makes the prompts of chats, as Prompts.chats_with; known before a model is open.
         self.chat_formats = {name: self._chat_format(path) for name, path in paths.items()}
-        self._closing = False
+        self.closing = False
         self.failure: Exception | None = None  # why a model could not be loaded
         self.progress = 0.0
         self._thread = threading.Thread(target=self._load, name="loading models", daemon=True)
@@ -82,7 +82,7 @@ class Models:
 
     def close(self) -> None:
         """Ends loading and frees all models."""
-        self._closing = True
+        self.closing = True
         if self._thread.is_alive():
             self._thread.join()
         opened, self._open = self._open, {}
@@ -109,7 +109,7 @@ class Models:
 
             def progress(fraction: float, done: int = i) -> bool:
                 self.progress = (done + fraction) / len(self._paths)
-                return not self._closing
+                return not self.closing
 
             try:
                 model = ServedModel(

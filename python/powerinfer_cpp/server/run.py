@@ -1,5 +1,6 @@
 """Runs the application with uvicorn."""
 
+import asyncio
 import ipaddress
 import logging
 import socket
@@ -23,6 +24,7 @@ from .settings import Settings
 # How long a thread may keep Python's lock that another waits for; Python's own is 5 ms. The
 # engine's thread takes it several times in each step.
 SWITCH_SECONDS = 0.0005
+END_SECONDS = 1.5  # from the signal to end until texts are cut off
 _LOGGERS = ("powerinfer_cpp", "uvicorn", "uvicorn.access")  # the last one keeps to itself
 _WITHOUT_CHATS = (
     "warning: {} has no chat template: the page continues texts, and chats use "
@@ -151,6 +153,11 @@ class Uvicorn(uvicorn.Server):
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until it is told to end."""
         super().run(sockets or self._sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Texts that are being written have END_SECONDS to end by themselves."""
+        asyncio.get_running_loop().call_later(END_SECONDS, self._of.end)
+        await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; True ends the server."""

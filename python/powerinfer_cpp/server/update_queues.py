@@ -16,7 +16,9 @@ class UpdateQueues:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: dict[int, asyncio.Queue[Update]] = {}  # by id of the ticket
+        # By the ids of their tickets.
+        self._waiting: dict[int, tuple[Ticket, asyncio.Queue[Update]]] = {}
+        self._ended: Exception | None = None
         self._recalls = CapacityLimiter(1)
 
     def open(self) -> None:
@@ -29,11 +31,19 @@ class UpdateQueues:
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._hand_out, updates)
 
+    def end(self, error: Exception) -> int:
+        """Ends all that is being written with this error, and what is begun later; says how many
+        requests there were."""
+        self._ended = error
+        for ticket, queue in self._waiting.values():
+            queue.put_nowait(Update(ticket, 0, None, error=error))
+        return len(self._waiting)
+
     def _hand_out(self, updates: Sequence[Update]) -> None:
         for update in updates:
-            queue = self._waiting.get(id(update.ticket))
-            if queue is not None:
-                queue.put_nowait(update)
+            waits = self._waiting.get(id(update.ticket))
+            if waits is not None:
+                waits[1].put_nowait(update)
 
     async def recall(self, model: ServedModel, requests: Sequence[Request]) -> None:
         """Brings what is known of the prompts from disk into memory, where it is not yet."""
@@ -53,11 +63,13 @@ class UpdateQueues:
 
     def begin(self, model: ServedModel, requests: Sequence[Request]) -> "PendingRequests":
         """Hands requests to a model's engine, all or none. Raises what `Engine.submit_all`
-        raises."""
+        raises, and what `end` was given."""
+        if self._ended is not None:
+            raise self._ended
         tickets = model.engine.submit_all(requests)
         queue: asyncio.Queue[Update] = asyncio.Queue()
         # Updates come through this loop, so none of them has been handed out yet.
-        self._waiting.update((id(ticket), queue) for ticket in tickets)
+        self._waiting.update((id(ticket), (ticket, queue)) for ticket in tickets)
         return PendingRequests(self, model, tickets, queue)
 
     def forget(self, ticket: Ticket) -> None:

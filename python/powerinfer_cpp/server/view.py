@@ -37,13 +37,14 @@ MOST_WAITING = 64  # requests with tokens that a watcher has not been sent
 
 
 class View:
-    """What watchers of a model see. Neurons are recorded only while there are any."""
+    """What watchers of a model see. Neurons are recorded only while there are any. ended: there is
+    nothing more to see."""
 
     def __init__(self, model: ServedModel):
         self._model = model
         self._lock = threading.Lock()  # the engine's thread writes, the event loop reads
         self._watchers: list[_Watcher] = []
-        self._recording = False
+        self._recording = self.ended = False
         self._turn = asyncio.Lock()  # one begins or ends recording at a time
         self._changes: set[asyncio.Task[None]] = set()
         self._tiers = model.tiers()
@@ -89,7 +90,7 @@ class View:
             await asyncio.shield(self._record())
             tiers = self._tiers
             yield _frame(2, tiers.tobytes())
-            while True:
+            while not self.ended:
                 await asyncio.sleep(FRAME_SECONDS)
                 with self._lock:
                     ran, watcher.ran = watcher.ran, {}
