@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +152,25 @@ def test_plans(powerinfer: Callable[..., Done], model_path: Path) -> None:
     assert done.returncode == 0
     assert f"{plan['total'] / 2**20:.2f} MiB" in done.stdout and "768 of all" in done.stdout
     assert powerinfer(model_path, "--plan", "--ram-budget", "0.001").returncode == 3
+
+
+def test_figures_of_requests(model_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.INFO, "powerinfer_cpp.server"),
+        serving.in_thread(model_path) as running,
+    ):
+        for _ in range(2):
+            running.post("v1/completions", {"prompt": PROMPT, "max_tokens": 7})
+    first, second = (text for text in caplog.messages if text.startswith("request "))
+    n = r"(\d+)"
+    found = re.compile(
+        rf"request {n}: {n} tokens of prompt, {n} of them known, waited [\d.]+ s, first token "
+        rf"after [\d.]+ s; {n} written, [\d.]+ a second"
+    )
+    (_, n_prompt, known, written), (_, same, more, _) = (
+        found.fullmatch(text).groups() for text in (first, second)
+    )
+    assert n_prompt == same and known == "0" < more and written == "7"
 
 
 def test_log_files(powerinfer: Callable[..., Done], model_path: Path, tmp_path: Path) -> None:

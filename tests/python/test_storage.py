@@ -14,7 +14,7 @@ import pytest
 from circles import pick
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.core.gguf import Gguf
-from powerinfer_cpp.core.plan import memory_plan
+from powerinfer_cpp.core.plan import from_storage, memory_plan
 from test_bench import run_main, shape
 from test_bundle_files import cache, read_only  # noqa: F401 (fixtures)
 
@@ -59,11 +59,13 @@ def test_same_bits(model: Path, sparse: str) -> None:
         text, logits = answer(llm)
         neurons, in_memory = llm.stats()["tiers"]["ram"]["neurons"], llm.stats()["tiers"]["ram"]
         assert llm.stats()["storage"] is None and llm.plan()["storage"] == {}
+        assert from_storage(llm.plan()) == ""
     for share in pick((0.82,), (0.82, 0.95)):
         with opened(model, budget(model, share), sparse=sparse) as llm:
             found = answer(llm)
             assert found[0] == text and np.array_equal(found[1], logits)
             stats, plan = llm.stats(), llm.plan()
+            assert re.search(r"a token is expected to read for [\d.]+ ms$", from_storage(plan))
             assert plan["total"] <= plan["budget"] < memory_plan(str(model), {}, FIELDS)["total"]
         ram, storage = (stats["tiers"][name] for name in ("ram", "storage"))
         assert 0 < storage["neurons"] == sum(storage["layer_neurons"]) <= neurons

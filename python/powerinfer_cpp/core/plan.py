@@ -1,7 +1,7 @@
 """The memory that a model and its sessions take, and what helps where it is too little."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .._native import ffi, lib
@@ -68,3 +68,18 @@ def plan_dict(plan: Any) -> dict[str, Any]:
     names = ("read_seconds", "hits", "token_seconds", "twice")
     expected = {name: getattr(storage, name) for name in names}
     return {**tiers, "total": total, **budgets, **expected}
+
+
+def from_storage(plan: Mapping[str, Any]) -> str:
+    """What to expect of a model that memory does not hold, as its plan says; "" for one that it
+    does."""
+    if not plan["storage"]:
+        return ""
+    words = "is read from the disk as it runs, since memory does not hold it"
+    if plan["token_seconds"]:
+        share, rate = 100 * plan["hits"], 1 / plan["token_seconds"]
+        words += f": {share:.0f}% of the experts that tokens choose are expected in memory, and "
+        words += f"{rate:.1f} tokens a second"
+    elif plan["read_seconds"]:
+        words += f": a token is expected to read for {1e3 * plan['read_seconds']:.3g} ms"
+    return words

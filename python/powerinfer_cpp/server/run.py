@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 
 from ..core.log import tell
+from ..core.plan import from_storage
 from ..core.printable import printable
 from ..core.system import allow_many_files, n_open_files
 from ..text.chat import FALLBACK
@@ -49,6 +50,8 @@ def run(
     sys.setswitchinterval(SWITCH_SECONDS)
     if not log.handlers:
         log.addHandler(logging.StreamHandler())
+    if verbose:
+        log.setLevel(logging.INFO)
     sockets = listen(host, port, settings.send_seconds)
     warn_if_open(sockets, settings)
     server = Server(paths, options, settings)
@@ -167,6 +170,9 @@ class Uvicorn(uvicorn.Server):
             self._told = True
             if self._ready:
                 tell(self._ready)
+            for name, model in self._of.models.all().items():
+                if words := from_storage(model.runtime.plan()):
+                    tell(printable(f"{name} {words} (--plan says what it takes)"))
             for name, found in self._of.models.chat_formats.items():
                 if found is None:
                     tell(printable(_WITHOUT_CHATS.format(name)))

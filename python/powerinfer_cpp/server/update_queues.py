@@ -1,6 +1,8 @@
 """Where requests of clients meet the engine's thread: updates go to whoever waits for them."""
 
 import asyncio
+import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
@@ -8,6 +10,7 @@ from anyio import CapacityLimiter, to_thread
 
 from ..run.engine import EngineDead
 from ..run.requests import Request, Ticket, Update
+from .errors import log
 from .served import ServedModel
 
 
@@ -104,6 +107,8 @@ class PendingRequests:
         """Cancels what has not ended."""
         for ticket in self.tickets:
             self._queues.forget(ticket)
+            if log.isEnabledFor(logging.INFO):
+                log.info(_figures(ticket))
             if ticket.ended is None:
                 with suppress(EngineDead):
                     self._model.engine.cancel(ticket)
@@ -125,3 +130,19 @@ class PendingRequests:
                     raise update.error
                 left -= update.piece is not None and update.piece.reason is not None
             yield found
+
+
+def _figures(ticket: Ticket) -> str:
+    """What a request took, for the log."""
+    n_prompt, known = len(ticket.request.ids), ticket.n_reused
+    said = f"request {ticket.number}: {n_prompt} tokens of prompt, {known} of them known"
+    if ticket.began is None:
+        return f"{said}; it was not begun"
+    said += f", waited {ticket.began - ticket.asked:.2f} s"
+    if ticket.first is None:
+        return f"{said}; it ended before its first token"
+    ended = time.perf_counter() if ticket.ended is None else ticket.ended
+    seconds = ended - ticket.first
+    rate = f", {ticket.n_tokens / seconds:.1f} a second" if seconds > 0 else ""
+    said += f", first token after {ticket.first - ticket.began:.2f} s; {ticket.n_tokens} written"
+    return said + rate + ("" if ticket.ended is not None else "; cut off")

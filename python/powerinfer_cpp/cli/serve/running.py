@@ -9,7 +9,7 @@ from typing import Any
 
 from ...core.gguf import Gguf
 from ...core.log import say
-from ...core.plan import memory_plan
+from ...core.plan import from_storage, memory_plan
 from ...core.sampling import Sampling
 from ...run.context_size import context_size
 from ...run.options import Options
@@ -116,9 +116,8 @@ def _print_plans(paths: Mapping[str, Path], options: Mapping[str, Any]) -> int:
         fits = plan["total"] <= plan["budget"] + plan["vram_budget"]
         budget = plan["budget"] / 2**20
         print(f"  {'':8}{'total':14}{plan['total'] / 2**20:12.2f} MiB, of {budget:.0f} in RAM")
-        if plan["token_seconds"] or plan["read_seconds"]:
-            seconds = plan["token_seconds"] or plan["read_seconds"]
-            print(f"  it runs from the disk: {1 / seconds:.1f} tokens a second are expected")
+        if words := from_storage(plan):
+            print(f"  {name} {words}")
         status = status if fits else 3
     return status
 
