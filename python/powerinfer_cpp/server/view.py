@@ -7,8 +7,8 @@ Frames, each 4 bytes of length (little-endian), then 1 byte of kind:
 - 1, a token: uint32 number of the request, uint32 number of the token, float32 share of the model's
   units that ran, 3 float32 bytes of units read from disk, RAM and GPU; then a bit for each unit,
   layer after layer and expert after expert, without gaps, bit i % 8 of byte i / 8. Tokens that come
-  faster than frames have one together: the bits are of all since the last frame of the request to
-  this watcher, the other figures of the last token. So an answer has a frame, however short it is.
+  faster than frames have one together, that of the last of them, so that the map shows what the
+  figures say. An answer has a frame, however short it is.
 - 2, tiers: a uint8 for each unit in the same order, 0 disk, 1 RAM, 2 GPU.
 """
 
@@ -19,7 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -150,27 +150,25 @@ class View:
         with self._lock:
             for watcher in self._watchers:
                 if watcher.owner == ticket.request.owner:
-                    watcher.note(ticket.number, _Ran(token, bits, bits, before))
+                    watcher.note(ticket.number, _Ran(token, bits, before))
 
     def _token_frame(self, number: int, ran: "_Ran") -> bytes:
         flags = self._model.fired(ran.bits)
-        shown = flags if ran.any_bits is ran.bits else self._model.fired(ran.any_bits)
         tiers = self._tiers if ran.tiers is None else ran.tiers
         by_tier = np.bincount(tiers[flags], minlength=3)
         read = by_tier * self._model.bytes_per_unit()
         share = by_tier.sum() / self._tiers.size
         head = struct.pack("<IIf3f", number, ran.token, share, *read)
-        return _frame(1, head + np.packbits(shown, bitorder="little").tobytes())
+        return _frame(1, head + np.packbits(flags, bitorder="little").tobytes())
 
 
 @dataclass(frozen=True)
 class _Ran:
-    """Neurons that ran for a token of a request, and those for any token since the last frame.
+    """Neurons that ran for a token of a request.
     tiers: before the token; None: as they were lately."""
 
     token: int
     bits: np.ndarray
-    any_bits: np.ndarray
     tiers: np.ndarray | None
 
 
@@ -183,11 +181,8 @@ class _Watcher:
     ran: dict[int, _Ran] = field(default_factory=dict)
 
     def note(self, number: int, ran: _Ran) -> None:
-        """Adds a token. A client that takes nothing for a while misses the oldest requests."""
-        if number in self.ran:
-            both = self.ran[number].any_bits | ran.bits
-            ran = replace(ran, any_bits=both)
-        elif len(self.ran) >= MOST_WAITING:
+        """The latest token. A client that takes nothing for a while misses the oldest requests."""
+        if number not in self.ran and len(self.ran) >= MOST_WAITING:
             del self.ran[next(iter(self.ran))]
         self.ran[number] = ran
 

@@ -36,17 +36,9 @@ function palette() {
 
 const PALETTE = palette();
 
-// Light for how often a cell's neurons fired, in steps of `tokens` tokens on average. A step tells
-// only that a neuron fired for any of its tokens, so the rate for one token is less. The power
-// below one shows also what fires seldom.
-function warmth(steps, tokens) {
-    const rates = Array.from({length: 256}, (_, v) => {
-        const any = (v / 255) * (tokens > 1 ? steps / (steps + 0.5) : 1);
-        return 1 - (1 - any) ** (1 / tokens);
-    });
-    const scale = Math.max(rates[255], 0.6) / rates[255];
-    return Uint8Array.from(rates, (rate) => Math.round(255 * (rate * scale) ** 0.7));
-}
+// Light for how often a cell's neurons fired, of 255 tokens. The power below one shows also what
+// fires seldom.
+const WARMTH = Uint8Array.from({length: 256}, (_, v) => Math.round(255 * (v / 255) ** 0.7));
 
 export class Picture {
     // `hits` counts for each neuron how often it fired, `steps` how many steps there were.
@@ -54,7 +46,6 @@ export class Picture {
         this.model = model;
         this.hits = new Uint16Array(model.total);
         this.steps = 0;
-        this.tokens = 0;  // that these steps stand for
         this.lift = 1;    // how much of the past shows: 1 at rest, less while flashes run
         this.canvas = document.createElement('canvas');
         this.glow = document.createElement('canvas');
@@ -96,7 +87,6 @@ export class Picture {
     forget() {
         this.hits.fill(0);
         this.steps = 0;
-        this.tokens = 0;
         this.heat.fill(0);
         this.recount();
     }
@@ -104,7 +94,6 @@ export class Picture {
     // Lights the neurons of a step. `counted`: they also count as firings of the past.
     light(step, counted) {
         const {bits} = step;
-        const tokens = step.token - step.first + 1;
         const {cell, neurons} = this.layout;
         const {count, touched, hits, heat, past} = this;
         const total = this.model.total;
@@ -127,18 +116,15 @@ export class Picture {
         for (let i = whole.length * 32; i < Math.min(bits.length * 8, total); i++) {
             if (bits[i >> 3] & (1 << (i & 7))) fire(i);
         }
-        // Many tokens at once set most bits: less bright, or the map would only be white.
-        const most = Math.max(FLASH_LEAST + 20, 255 / Math.max(1, tokens / 2) ** 0.25);
         for (let m = 0; m < many; m++) {
             const k = touched[m];
             const part = count[k] / neurons[k];
-            const v = part >= 1 ? most : FLASH_LEAST + (most - FLASH_LEAST) * Math.sqrt(part);
+            const v = part >= 1 ? 255 : FLASH_LEAST + (255 - FLASH_LEAST) * Math.sqrt(part);
             if (v > heat[k]) heat[k] = v;
             count[k] = 0;
         }
         if (counted) {
             this.steps += 1;
-            this.tokens += tokens;
             this.warmUp();
         }
     }
@@ -154,14 +140,13 @@ export class Picture {
     // How often each cell fired, as light.
     warmUp() {
         const {neurons} = this.layout;
-        const {warm, past, steps, tokens} = this;
+        const {warm, past, steps} = this;
         if (!steps) {
             warm.fill(0);
             return;
         }
-        const light = warmth(steps, tokens / steps);
         for (let k = 0; k < warm.length; k++)
-            warm[k] = light[(255 * past[k]) / (neurons[k] * steps) | 0];
+            warm[k] = WARMTH[(255 * past[k]) / (neurons[k] * steps) | 0];
     }
 
     cool() { this.heat.fill(0); }
@@ -241,7 +226,6 @@ export class Picture {
         const other = new Picture(this.model, width, height);
         other.hits.set(this.hits);
         other.steps = this.steps;
-        other.tokens = this.tokens;
         other.lift = this.lift;
         other.recount();
         if (step) other.light(step, false);

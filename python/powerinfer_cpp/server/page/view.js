@@ -273,8 +273,8 @@ export class View {
         this.picture.cool();
         this.picture.light(step, false);
         this.lit = step;
-        // Of a fast model many tokens come as one step: then the map shows more than the word.
-        const around = step.token - step.first >= 4 ? 'each word around ' : '';
+        // Of a fast model one token of many is shown: it may be one near the word.
+        const around = step.token - step.first >= 4 ? 'a word near ' : '';
         this.figure(percent(step.share), `of the model ran for ${around}${quoted(word)}`, step);
         this.wake();
         return true;
