@@ -486,7 +486,7 @@ def test_a_part_of_a_matrix_takes_memory_for_that_part(tmp_path: Path) -> None:
     matrix = unpacked(open_checkpoint(tmp_path), Scheme())["a.weight"].stored()
     for index in (slice(0, 64), (slice(None), slice(5, 69)), np.arange(0, n_rows, n_rows // 64)):
         tracemalloc.start()
-        part = matrix[index]
+        part = matrix[index]  # beside it are its scales, of whole blocks
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert part.size == 64 * 2048 * n_rows // 2048 and peak < 4 * part.nbytes
+        assert part.size == 64 * 2048 * n_rows // 2048 and peak < 6 * part.nbytes
