@@ -124,6 +124,9 @@ FLUBS: list[tuple[str, str, list[tuple[str, Any]], str]] = [
     ("hermes", f"<tool_call><tool_call>{ONE}</tool_call>", [X], ""),
     ("hermes", f"I write it.\n{ONE}\n</tool_call>", [X], "I write it."),
     ("hermes", f"See:\n{ONE}\nThat is all.", [], f"See:\n{ONE}\nThat is all."),
+    ("hermes", f"```\n{hermes(ONE)}\n{ONE}\n```", [X, X], ""),
+    ("hermes", f"```\n{hermes(ONE)}\n{{}}\n```", [], f"```\n{hermes(ONE)}\n{{}}\n```"),
+    ("hermes", f"{ONE}\n{ONE}", [X, X], ""),
     # Other names of its parts.
     ("hermes", hermes('{"name": "put", "parameters": {"file": "x.c"}}'), [X], ""),
     ("hermes", hermes('{"name": "functions.put", "arguments": {"file": "x.c"}}'), [X], ""),

@@ -271,7 +271,8 @@ class ToolParser:
         self._space = []
 
     def _in_text(self, text: str, at: int, final: bool) -> int:
-        if text[at] in "{[" and self._tries:  # the marker may be missing on a line of its own
+        # The marker may be missing on a line of its own.
+        if text[at] in "{[" and self._tries and self._whole is None:
             space = "".join(self._space)
             if re.search(_LINE, space) and not self._fences.shows(space):
                 self._try(space)
