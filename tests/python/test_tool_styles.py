@@ -201,6 +201,13 @@ def test_a_call_that_is_broken_is_text(text: str) -> None:
     assert parse("qwen-coder", text) == {"role": "assistant", "content": text}
 
 
+def test_a_head_that_may_become_another() -> None:
+    """However it is cut: a name alone is a head, too, but here a longer one has it."""
+    text = f"{deepseek('call▁begin')}now{deepseek('sep')}"
+    for at in range(len(text)):
+        assert calls(parse("deepseek-r1", [text[:at], text[at:]])) == [("now", {})]
+
+
 @pytest.mark.parametrize("style", TEXTS)
 def test_what_is_no_call_of_a_style(style: str) -> None:
     """Calls of other functions, and what is cut, are text, unchanged."""

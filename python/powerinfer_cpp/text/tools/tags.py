@@ -97,7 +97,7 @@ class TagCall(Reading):
         for one in self._heads:
             step, behind, found = one.match(text, at, final)
             waits |= step is Step.MORE
-            if step is Step.END:
+            if step is Step.END and not waits:  # one that stands before it comes first
                 self.id, said = "".join(found.get("id", "").split()) or None, found.get("name")
                 self.name = function_named(said or self.id or "", self._functions, is_id=not said)
                 if self.name is not None:
