@@ -422,7 +422,7 @@ def _dsml(section: str, mark: str = _DSML) -> Style:
     opening, closing = f"<{mark}{section}>", f"</{mark}{section}>"
     name = f"{mark.strip(_DSML[0]).lower()}-{section}"
     style = _invoked(name, mark, opening, closing, ' string="{text}"')
-    return replace(style, control=(mark,))
+    return replace(style, control=(mark,), padded=True)  # a raw text is all between the tags
 
 
 DSML = _dsml("function_calls")  # of DeepSeek V3.2
