@@ -258,7 +258,8 @@ def test_examples_stay_text(style: str) -> None:
             assert calls(found) == [] and said(found) == text
             check_cuts(style, text, found)
         assert calls(events(style, [fence])) == [X]
-        assert calls(events(style, [f"```py\nx = 1\n```\n{written}"])) == [X]
+        for before in ("```py\nx = 1\n```\n", "```x``` is `y`.\n", "> ```\n> x\n> ```\n", "x`y\n"):
+            assert calls(events(style, [before + written])) == [X]
 
 
 SCHEMAS: list[tuple[dict[str, Any], dict[str, Any]]] = [

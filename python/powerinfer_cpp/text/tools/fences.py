@@ -18,24 +18,29 @@ class Fences:
         """The text goes on."""
         *ended, last = text.split("\n")
         for line in ended:
-            self._open = self._after(self._line + line[:_MOST_LINE])
+            self._go_on(line)
+            self._open = self._after()
             self._line, self._n_ticks = "", 0
-        self._line = (self._line + last[:_MOST_LINE])[:_MOST_LINE]
-        self._n_ticks += last.count("`")
+        self._go_on(last)
 
     def shows(self, space: str) -> bool:
         """Would what follows, behind this white space, be a part of a block, or of code in a
         line?"""
-        if self._after(self._line):
+        if self._after():
             return True
         return "\n" not in space and not self._open and self._n_ticks % 2 == 1
 
-    def _after(self, line: str) -> str:
-        """The fence of the block that is open behind a line."""
-        found = _FENCE.match(line)
+    def _go_on(self, text: str) -> None:
+        self._line = (self._line + text[:_MOST_LINE])[:_MOST_LINE]
+        self._n_ticks += text.count("`")
+
+    def _after(self) -> str:
+        """The fence of the block that is open behind the line."""
+        found = _FENCE.match(self._line)
         if found is None:
             return self._open
-        if not self._open:
-            return found[1]
-        ends = found[1].startswith(self._open) and not found[2].strip()[:1].isalnum()
-        return "" if ends else self._open
+        fence, behind = found[1], found[2].strip()
+        if self._open:
+            return self._open if not fence.startswith(self._open) or behind[:1].isalnum() else ""
+        in_line = fence[0] == "`" and self._n_ticks > len(fence)  # as in ```x```
+        return "" if in_line else fence
