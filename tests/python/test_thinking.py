@@ -511,7 +511,7 @@ def test_a_grammar_waits_for_the_answer(models: Any) -> None:
     found = done["choices"][0]["message"]
     assert found["reasoning_content"] and isinstance(json.loads(found["content"])["a"], int)
     done = llm.create_chat_completion(
-        tools=TOOLS, tool_choice="required", max_tokens=450, **options
+        tools=TOOLS, tool_choice="required", max_tokens=300, **options
     )
     found = done["choices"][0]["message"]
     assert found["reasoning_content"] and found["content"] is None

@@ -56,24 +56,29 @@ SPACE = merged([(0x09, 0x0D), (0x2000, 0x200A), (0x2028, 0x2029), *((c, c) for c
 
 # ---- In JSON -----------------------------------------------------------------------------------
 
+# All but printable ASCII, which has no need of codes.
+UNPRINTABLE = merged([(0, 0x1F), (0x80, LAST)])
 _ESCAPED: Ranges = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))  # never as they are
 _SHORT = {0x22: '"', 0x5C: "\\\\", 0x2F: "\\/", 8: "b", 12: "f", 10: "n", 13: "r", 9: "t"}
 
 
-@lru_cache(2000)
-def spelled(ranges: Ranges) -> str:
+@lru_cache(500)
+def spelled(ranges: Ranges, by_code: Ranges = ALL) -> str:
     r"""A regular expression for one character of a set that is not empty, as JSON may write it
-    within a text: as it is, with a short escape, as \u and its code, or as a pair of surrogates."""
+    within a text: as it is, with a short escape, as \u and its code, or as a pair of surrogates.
+    by_code: those that may be written by their codes."""
     ways = []
     if plain := common(ranges, others(_ESCAPED)):
         ways.append(character_class(plain))
     short = [text for code, text in _SHORT.items() if any(a <= code <= b for a, b in ranges)]
-    codes = _pairs(ranges)
-    if low := common(ranges, ((0, 0xFFFF),)):
+    coded = common(ranges, by_code)
+    codes = _pairs(coded)
+    if low := common(coded, ((0, 0xFFFF),)):
         codes.insert(0, _hexadecimal(low, 4))
     escapes = [f"[{''.join(short)}]"] if short else []
-    escapes.append(f"u(?:{'|'.join(codes)})")
-    ways.append(rf"\\(?:{'|'.join(escapes)})")
+    escapes += [f"u(?:{'|'.join(codes)})"] if codes else []
+    if escapes:
+        ways.append(rf"\\(?:{'|'.join(escapes)})")
     return "|".join(ways)
 
 

@@ -8,10 +8,10 @@ the pattern to its beginning.
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from characters import ALL, WORD, Ranges, common, merged, others, spelled
+from characters import ALL, UNPRINTABLE, WORD, Ranges, common, merged, others, spelled
 from ecma import Edge, Look, Pattern, PatternError, parse
 from formats import FORMATS
 from gbnf import Alt, Char, Repeat, Seq
@@ -32,12 +32,14 @@ Wanted = tuple[dict[str, Any], ...]
 @dataclass(frozen=True)
 class Language:
     """Some texts. rank: 0 a name or group, 1 a sequence, 2 what several allow, 3 alternatives.
-    nullable: is the empty text one of them? sure: is there certainly one?"""
+    nullable: is the empty text one of them? sure: is there certainly one? is_ascii: has none of
+    them a character beyond ASCII?"""
 
     text: str
     rank: int
     nullable: bool
     sure: bool = True
+    is_ascii: bool = True
 
     def within(self, rank: int) -> str:
         return self.text if self.rank <= rank else f"({self.text})"
@@ -62,7 +64,8 @@ def sequence(parts: Iterable[Language]) -> Language:
     if len(found) < 2:
         return found[0] if found else EMPTY
     nullable, sure = all(p.nullable for p in found), all(p.sure for p in found)
-    return Language(" ".join(p.within(1) for p in found), 1, nullable, sure)
+    is_ascii = all(p.is_ascii for p in found)
+    return Language(" ".join(p.within(1) for p in found), 1, nullable, sure, is_ascii)
 
 
 def either(parts: Iterable[Language]) -> Language:
@@ -70,7 +73,8 @@ def either(parts: Iterable[Language]) -> Language:
     if len(found) < 2:
         return found[0] if found else NOTHING
     nullable, sure = any(p.nullable for p in found), any(p.sure for p in found)
-    return Language(" | ".join(p.within(2) for p in found), 3, nullable, sure)
+    is_ascii = all(p.is_ascii for p in found)
+    return Language(" | ".join(p.within(2) for p in found), 3, nullable, sure, is_ascii)
 
 
 def repeated(part: Language, least: int, most: int | None) -> Language:
@@ -83,7 +87,15 @@ def repeated(part: Language, least: int, most: int | None) -> Language:
         return part
     short_form = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
     times = short_form or f"{{{least},{'' if most is None else most}}}"
-    return Language(part.within(0) + times, 1, least == 0 or part.nullable, least == 0 or part.sure)
+    nullable, sure = least == 0 or part.nullable, least == 0 or part.sure
+    return Language(part.within(0) + times, 1, nullable, sure, part.is_ascii)
+
+
+def _each(text: str) -> Iterable[Ranges]:
+    """The characters of a text, as sets. Raises Refused."""
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise Refused("it asks for half of a character, a surrogate alone")
+    return (((ord(c), ord(c)),) for c in text)
 
 
 def both_conditions(a: Condition, b: Condition) -> Condition:
@@ -101,20 +113,15 @@ class Strings:
 
     def __init__(self, terminal: Callable[[str], str]):
         self._terminal = terminal
-        self._one: dict[Ranges, Language] = {}
+        self._one: dict[tuple[Ranges, Ranges], Language] = {}
         self.all = repeated(self.one(ALL), 0, None)
         self._asserts: dict[Pattern, bool] = {}
         self._known_lengths: dict[Pattern, tuple[int, float]] = {}
         self._looks = 0
 
     def literal(self, text: str) -> str:
-        """The terminal for one text, in every spelling. Raises Refused."""
-        return self._terminal(self.inside(self._fixed(text)))
-
-    def _fixed(self, text: str) -> Language:
-        if any("\ud800" <= c <= "\udfff" for c in text):
-            raise Refused("it asks for half of a character, a surrogate alone")
-        return sequence(self.one(((ord(c), ord(c)),)) for c in text)
+        """The terminal for one text. Raises Refused."""
+        return self._terminal(self.inside(sequence(self.one(c, UNPRINTABLE) for c in _each(text))))
 
     @staticmethod
     def inside(found: Language) -> str:
@@ -124,7 +131,12 @@ class Strings:
     def of(self, wanted: Wanted) -> Language:
         """The texts that these keywords allow. Raises Refused."""
         parts = [part for keywords in wanted for part in self._keywords(keywords)]
-        return self._all_of(parts or [self.all])
+        found = self._all_of(parts or [self.all])
+        if found is NOTHING or not found.is_ascii:
+            return found
+        # A weak model whose next sign is not allowed would write codes of letters to the end.
+        plain = self._all_of([found, repeated(self.one(ALL, UNPRINTABLE), 0, None)])
+        return replace(plain, sure=found.sure)
 
     def _keywords(self, keywords: dict[str, Any]) -> Iterable[Language]:
         least, most = keywords.get("minLength", 0), keywords.get("maxLength")
@@ -142,7 +154,8 @@ class Strings:
         for pattern in keywords.get("unlike", ()):
             yield self.without(self.pattern(pattern, "patternProperties"))
         if "without" in keywords:
-            yield self.without(either(map(self._fixed, keywords["without"])))
+            names = [sequence(map(self.one, _each(name))) for name in keywords["without"]]
+            yield self.without(either(names))
 
     def pattern(self, pattern: str, field: str) -> Language:
         """The texts in which a pattern finds something. field: who asks. Raises Refused."""
@@ -155,12 +168,15 @@ class Strings:
 
     # ---- Expressions ----
 
-    def one(self, ranges: Ranges) -> Language:
-        """One character of a set."""
-        if ranges not in self._one:
-            made = Language(self._terminal(f"/{spelled(ranges)}/"), 0, False) if ranges else NOTHING
-            self._one[ranges] = made
-        return self._one[ranges]
+    def one(self, ranges: Ranges, by_code: Ranges = ALL) -> Language:
+        """One character of a set. by_code: as for `spelled`."""
+        if (ranges, by_code) not in self._one:
+            made = NOTHING
+            if ranges:
+                name = self._terminal(f"/{spelled(ranges, by_code)}/")
+                made = Language(name, 0, False, True, ranges[-1][1] < 0x80)
+            self._one[ranges, by_code] = made
+        return self._one[ranges, by_code]
 
     def _all_of(self, parts: list[Language]) -> Language:
         """Texts that are one of each."""
@@ -171,7 +187,7 @@ class Strings:
             return found[0] if found else self.all
         nullable = all(part.nullable for part in found)
         text = " & ".join(p.text if p.rank == 2 else p.within(0) for p in found)
-        return Language(text, 2, nullable, nullable)
+        return Language(text, 2, nullable, nullable, any(part.is_ascii for part in found))
 
     def without(self, gone: Language) -> Language:
         """All texts but these."""
@@ -180,13 +196,13 @@ class Strings:
         if gone == self.all:
             return NOTHING
         text = f"{self.all.within(0)} & ~{gone.within(0)}"
-        return Language(text, 2, not gone.nullable, not gone.nullable)
+        return Language(text, 2, not gone.nullable, not gone.nullable, False)
 
     def _named(self, found: Language) -> Language:
         """The same, short enough to stand at several places."""
         if len(found.text) <= NAMED:
             return found
-        return Language(self._terminal(found.text), 0, found.nullable, found.sure)
+        return replace(found, text=self._terminal(found.text), rank=0)
 
     def _plain(self, node: Pattern) -> Language:
         """The texts of a node without assertions."""
