@@ -326,7 +326,7 @@ def test_options_that_do_not_go_together(words: str, said: str) -> None:
         ("complete -lcs file", "--lookup keeps nothing"),
         ("complete --spec-type draft-eagle3", "needs heads"),
         ("serve -md file --lookup", "not allowed with"),
-        ("serve --draft-min 2", "short guesses are checked, too"),
+        ("serve --spec-draft-hf o/n", "the draft model is a file"),
     ],
 )
 def test_what_commands_say(

@@ -38,7 +38,8 @@ def test_every_example_is_tested_and_short() -> None:
 def test_examples(name: str, model_path: Path) -> None:
     line = [sys.executable, EXAMPLES / name]
     done = subprocess.run(line, capture_output=True, errors="replace", timeout=60)
-    says = [line for line in done.stderr.splitlines() if "has no chat template" not in line]
+    known = ("has no chat template", "as memory allows")
+    says = [text for text in done.stderr.splitlines() if not any(word in text for word in known)]
     assert (done.returncode, says) == (0, [])
     assert re.fullmatch(SAYS[name], done.stdout, re.DOTALL), done.stdout
 

@@ -10,7 +10,7 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     bare = {each.lstrip("-/"): each for each in sorted(known, key=len, reverse=True)}
     wanted = word.lower().lstrip("-/")
     begun = [each for each in bare if each.startswith(wanted)]
-    if begun and (len(wanted) > 1 or len(begun) == 1):  # the beginning of a longer one
+    if wanted and begun and (len(wanted) > 1 or len(begun) == 1):  # the beginning of a longer one
         return bare[min(begun, key=len)]
     near = difflib.get_close_matches(wanted, bare, 1)
     return bare[near[0]] if near else None

@@ -88,6 +88,10 @@ class Computed:
             return Computed((*lead, shape[-1]), self._values, self._first)
         return np.asarray(self).reshape(*shape)
 
+    def astype(self, dtype: Any, copy: bool = True) -> np.ndarray:
+        """An array of all values."""
+        return np.asarray(self, dtype)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         n_rows, row = math.prod(self.shape[:-1]), self.shape[-1]
         found = self._values(self._first + np.arange(n_rows), 0, row).reshape(self.shape)

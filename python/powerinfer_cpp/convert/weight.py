@@ -48,4 +48,4 @@ def widen(values: Any, bf16: bool) -> np.ndarray:
     """Weight.stored() or a part of it as float32."""
     if bf16:
         return (values.astype(np.uint32) << 16).view(np.float32)
-    return np.asarray(values, dtype=np.float32)
+    return values.astype(np.float32, copy=False)

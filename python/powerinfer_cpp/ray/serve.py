@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def build_app(
         raise ValueError(f"affinity must be one of {', '.join(AFFINITIES)}")
     paths = _paths(models)
     given = {"n_threads": max(1, int(cpus)), "verbose": False, **dict(options or {})}
-    limits = asdict(settings or Settings())
+    limits = dict(vars(settings or Settings()))
     handles = {
         name: _deployment(name, replicas, cpus, int(given.get("n_parallel", 4))).bind(
             name, str(path), given, limits

@@ -105,8 +105,8 @@ class OpenAIForm:
         return found
 
     def error(self, refusal: Refusal) -> bytes:
-        """The event for an error, and the mark of the end."""
-        return event(refusal.openai()) + b"data: [DONE]\n\n"
+        """The event for an error."""
+        return event(refusal.openai())
 
 
 def counts(tickets: Sequence[Ticket], n_written: int) -> dict[str, Any]:

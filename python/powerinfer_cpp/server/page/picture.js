@@ -46,7 +46,7 @@ export class Picture {
         this.model = model;
         this.hits = new Uint16Array(model.total);
         this.steps = 0;
-        this.lift = 1;    // how much of the past shows: 1 at rest, less while flashes run
+        this.lift = 1;  // how much of the past shows: 1 at rest, less while flashes run
         this.canvas = document.createElement('canvas');
         this.glow = document.createElement('canvas');
         this.resize(width, height);
