@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import checkpoints
+import numpy as np
 import pytest
 import serving
 import tiny
 from gguf_files import changed
 from powerinfer_cpp.core.gguf import Gguf
+from powerinfer_cpp.server.dialects.asked import Indentation
 from powerinfer_cpp.text.infill import FimTokens, fim_tokens
 from sentencepiece import SentencePieceProcessor
 
@@ -268,6 +270,24 @@ def test_files_of_a_repository(tokens: list[str], plain: Path, tmp_path: Path) -
             cut = llm._prompts.infill_ids(PREFIX, SUFFIX, FILES, most)
             left = max(0, min(len(others), most - len(alone)))
             assert cut == [*bos, *others[len(others) - left :], *alone[len(bos) :]]
+
+
+def test_indentation() -> None:
+    """A line that has fewer spaces or tabs in front ends the text, but for the first."""
+    pieces = [b"x\n", b"a", b"  b", b"\n", b"  ", b"\t", b"c", b" d\n", b"\n", b" e", b""]
+    text = [1, 2, 3, 4, 5, 6, 3, 7, 8, 9]
+    found = {}
+    for least in (1, 2, 3, 4):
+        each = Indentation(lambda token, _: pieces[token], least)
+        each.n_prompt = 2
+        ids = np.array([0, 0, *text])
+        ends = [n for n in range(3, len(ids) + 1) if each(ids[:n], ids)]
+        found[least] = ends[:1]
+    # Behind the prompt: "a  b\n  \tc  b d\n" would go on; the line of " e" has one space.
+    assert found == {1: [], 2: [12], 3: [12], 4: [8]}
+    each = Indentation(lambda token, _: b"\nx", 1)
+    each.n_prompt = 3
+    assert not each(np.array([0, 0, 0]), np.zeros(1))  # nothing is written yet
 
 
 def test_the_server_keeps_room_for_the_text(running: serving.InThread, llm: Llama) -> None:

@@ -16,6 +16,8 @@ from ..served import ServedModel
 from ..settings import Settings
 from .bodies import Sampled, check_lengths
 
+_MOST_INDENT = 1024  # bytes of a line that are looked at
+
 
 def text_options(
     model: ServedModel,
@@ -100,6 +102,28 @@ class TimeLimit:
         if not self._has_line and len(ids) > n_prompt:
             self._has_line = b"\n" in self._bytes(int(ids[-1]), False)
         return self._has_line and now - begin > self._seconds
+
+
+class Indentation:
+    """Ends a text where one of its lines, but for the first, has fewer spaces and tabs in front: as
+    llama.cpp's `n_indent` asks for. n_prompt: ids before the text."""
+
+    reason = "length"
+    n_prompt = 0
+
+    def __init__(self, data: TokenBytes, least: int):
+        self._bytes, self._least = data, least
+
+    def __call__(self, ids: np.ndarray, logits: np.ndarray) -> bool:
+        """Does it end here?"""
+        line = b""
+        for token in ids[: self.n_prompt - 1 if self.n_prompt else None : -1]:
+            line = self._bytes(int(token), False) + line
+            if b"\n" in line or len(line) > _MOST_INDENT:
+                break
+        _, begun, behind = line.rpartition(b"\n")
+        said = behind.lstrip(b" \t")
+        return bool(begun and said) and len(behind) - len(said) < self._least
 
 
 def _bias(model: ServedModel, body: Sampled, settings: Settings) -> dict[int | str, float]:

@@ -5,11 +5,14 @@ from typing import Any
 
 import msgspec
 
+from ...core.logits import StoppingCriteriaList
 from ...core.sampling import Sampling
 from ..errors import Refusal
 from ..served import ServedModel
 from ..settings import Settings
 from ..texts import Job
+from .asked import Indentation
+from .bodies import Count
 from .native import NativeBody, NativeForm, native_options, native_request
 
 NO_FIM = "this model has no FIM tokens: it cannot write between two texts"
@@ -30,6 +33,8 @@ class InfillBody(NativeBody, kw_only=True):
     input_suffix: str = ""
     prompt: str = ""
     input_extra: list[File] | None = None
+    n_indent: Count | None = None
+    t_max_prompt_ms: float | None = None  # editors send it, and llama.cpp does nothing with it
 
     def sampling(self, **defaults: Any) -> Sampling:
         """Without llama.cpp's sampler `infill`, which editors name: it chooses among likely tokens
@@ -48,12 +53,15 @@ def infill_job(
     if not model.prompts.fim_tokens:
         raise Refusal(400, NO_FIM)
     files = [(file.filename, file.text) for file in body.input_extra or ()]
+    indentation = Indentation(model.prompts.name_bytes, body.n_indent or 0)
     request = native_request(
         model,
         body,
         body.input_prefix + body.prompt,
         {**options, "suffix": body.input_suffix, "files": files},
+        StoppingCriteriaList([indentation]) if body.n_indent else None,
     )
+    indentation.n_prompt = len(request.ids)
     form = NativeForm(model, name, body, settings, [request], body.n_texts > 1)
     return Job(model, [request], form)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ...core.logits import StoppingCriteriaList
 from ...run.requests import Request, Ticket
 from ...text.completion import Piece
 from ...text.logprobs import Placed
@@ -84,10 +85,14 @@ def native_options(
 
 
 def native_request(
-    model: ServedModel, body: NativeBody, prompt: str | list[int], options: Mapping[str, Any]
+    model: ServedModel,
+    body: NativeBody,
+    prompt: str | list[int],
+    options: Mapping[str, Any],
+    criteria: StoppingCriteriaList | None = None,
 ) -> Request:
     """The request for a prompt; options: arguments of `ServedModel.request`."""
-    criteria = time_limit(model, body)
+    criteria = time_limit(model, body, criteria)
     return replace(model.request(prompt, **options, criteria=criteria), with_end=True)
 
 
