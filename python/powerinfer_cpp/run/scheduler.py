@@ -86,11 +86,11 @@ class Scheduler:
         self._active: list[Generation] = []
         self._cancelled: set[int] = set()  # tickets
         self._left: dict[int, int] = {}  # texts of a ticket that have not ended
-        self._pace = Pace()
+        self._pace, self.done = Pace(), Done()
         self._guess_seconds = 0.0  # before the last pass
         self._crowded = False  # positions ran out, and no text has ended since
         self.n_steps = self.n_changes = 0  # steps, and places that texts got or left
-        self.done = Done()
+        self._senders: tuple[int, set[str]] = 0, set()  # of active texts, at this n_changes
         self._updates: list[Update] = []  # of the step that runs
         self._watch: Watch | None = None
         self._watched_from = 0  # rows of steps behind this one can be watched
@@ -268,7 +268,9 @@ class Scheduler:
 
     def _others(self, sender: str) -> bool:
         """Are texts of other senders written?"""
-        return any(text.sender != sender for text in self._active)
+        if self._senders[0] != self.n_changes:  # it is asked for each token
+            self._senders = self.n_changes, {text.sender for text in self._active}
+        return not self._senders[1] <= {sender}
 
     def _put_back(self, text: Generation, keep: bool) -> None:
         """Takes a text's place away; what is not known then is computed again, with the same
@@ -505,15 +507,14 @@ class Scheduler:
     def _sampled(self, plain: Sequence[Generation]) -> dict[Generation, int]:
         """Tokens of texts without a processor, by all threads; of none, if one text has no token
         to choose: which one is found where each chooses for itself."""
-        samplers = [text.sampler for text in plain if text.sampler is not None]
-        before = [sampler.seconds for sampler in samplers]
+        samplers = {text: text.sampler for text in plain if text.sampler is not None}
+        before = [(t.sender, s, s.seconds) for t, s in samplers.items() if self._others(t.sender)]
         try:
-            tokens = self._session.sample_rows(samplers, [text.row for text in plain])
+            tokens = self._session.sample_rows([*samplers.values()], [text.row for text in plain])
         except ValueError:
             return {}
-        for text, sampler, seconds in zip(plain, samplers, before, strict=True):
-            if self._others(text.sender):
-                self._pace.choices.spend(text.sender, sampler.seconds - seconds)
+        for sender, sampler, seconds in before:
+            self._pace.choices.spend(sender, sampler.seconds - seconds)
         return dict(zip(plain, tokens, strict=True))
 
     def _has_mask(self, text: Generation, until: float, others: Collection[str]) -> bool:
