@@ -17,7 +17,7 @@ constexpr uint64_t kRun = 4 << 20, kLeastRun = 256 << 10, kRunsPerThread = 8;
 // What is on its way from the disk beyond the runs that have begun: a disk that reads 7 GB/s needs
 // less.
 constexpr uint64_t kAhead = 16 << 20, kAsk = 4 << 20;
-constexpr int64_t kLine = 64;  // buffers of two threads share none
+constexpr int64_t kBufferLine = 64;  // buffers of two threads share none
 
 int64_t row_bytes(const WeightSpec& w) {
     return ggml::info(w.tensor->type).size(w.cols);
@@ -109,7 +109,9 @@ uint64_t WeightReader::room() const {
 }
 
 WeightReader::Buffers WeightReader::buffers_for(const std::vector<WeightMove>& moves) const {
-    const auto lines = [](int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; };
+    const auto lines = [](int64_t bytes) {
+        return (bytes + kBufferLine - 1) / kBufferLine * kBufferLine;
+    };
     int64_t least = 0, most = 0;
     for (const WeightMove& m : moves) {
         if (m.mapped) continue;
@@ -120,7 +122,7 @@ WeightReader::Buffers WeightReader::buffers_for(const std::vector<WeightMove>& m
     }
     const int n = threads_.size();
     const int64_t left = int64_t(std::min(room(), uint64_t(most) * uint64_t(n)));
-    if (left >= n * least) return {n, std::min(most, left / n / kLine * kLine)};
+    if (left >= n * least) return {n, std::min(most, left / n / kBufferLine * kBufferLine)};
     return {int(std::max<int64_t>(1, left / least)), least};
 }
 
