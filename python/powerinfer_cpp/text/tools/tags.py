@@ -196,7 +196,8 @@ class TagCall(Reading):
                 return self._hold(text, at, found.start())
             begin = found.end()
         stop = min(len(text), at + LONG)
-        return self._hold(text, at, stop - unfinished(text[begin:stop], marks))
+        # One mark may begin as another does, which was found and is none.
+        return self._hold(text, at, stop - unfinished(text[at:stop], marks))
 
     def _ends_value(self, found: re.Match[str], text: str, at: int, final: bool) -> Step:
         """Is this the end of the value (END), or a part of it (REFUSED)?"""
@@ -212,7 +213,7 @@ class TagCall(Reading):
         if self._text and self._tags.lines and before not in ("", "\n"):
             return Step.REFUSED
         if self._argument is not None and mark == self._argument.stem:
-            step, _, named = self._argument.match(text, start, final)
+            step, _, named = self._argument.match(text, start, False)  # a cut one is no value
             if step is not Step.END:
                 return step
             key = named["key"]
@@ -230,9 +231,10 @@ class TagCall(Reading):
                 self._last = text[stop - 1]
             return stop, Step.MORE
         if not self._streams:
-            if stop - at <= SHORT:
+            begin = at + self._leads(text[at:stop])
+            if stop - begin - text[begin:stop].endswith("\n") <= SHORT:
                 return at, Step.MORE
-            at += self._leads(text[at:stop])
+            at = begin
             self._begin_pair('"')
             self._streams = True
         stop -= text[at:stop].endswith("\n")

@@ -332,8 +332,8 @@ class Value(States):
             return self._escape(text, at, final)
         if text.startswith(quote, at):
             return self._quoted(text, at, final)
-        if quote.startswith(text[at:]) and not final:
-            return at, Step.MORE
+        if quote.startswith(text[at:]):  # one that is cut is none of the text
+            return len(text) if final else at, Step.MORE
         self._say(JSON(text[at])[1:-1])
         return at + 1, Step.MORE
 
