@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -16,6 +17,7 @@ import tiny
 from powerinfer_cpp.server import models as models_module
 from powerinfer_cpp.server.served import ServedModel
 from powerinfer_cpp.server.settings import Defaults, Settings
+from powerinfer_cpp.server.view import MOST_WATCHERS
 from powerinfer_cpp.text.abilities import abilities
 from powerinfer_cpp.text.chat import FORMATS, TemplateFormat
 from serving import httpx
@@ -156,3 +158,13 @@ def test_a_stream_of_states_ends_with_its_client(running: serving.InThread) -> N
         first = next(answer.iter_lines())
         assert json.loads(first.removeprefix("data: "))["data"]["status"] == "loaded"
     assert running.get("health").status_code == 200
+    serving.wait_for(lambda: not running.server._state_watchers)
+
+
+def test_streams_of_states_are_few(running: serving.InThread) -> None:
+    head = serving.request("models/sse", b"").replace(b"POST", b"GET")
+    with contextlib.ExitStack() as stack:
+        for _ in range(MOST_WATCHERS):
+            stack.enter_context(running.connect(head)).recv(64)
+        assert running.get("models/sse").status_code == 429
+    serving.wait_for(lambda: not running.server._state_watchers)

@@ -56,7 +56,7 @@ from .settings import Settings
 from .shares import ProcessorTime, Shares
 from .texts import Job, answer
 from .update_queues import UpdateQueues
-from .view import View
+from .view import MOST_WATCHERS, View
 
 PAGE = Path(__file__).parent / "page"
 _TYPES = {
@@ -125,6 +125,7 @@ class Server:
         self._turns: Counter[str] = Counter()  # requests of a sender that wait for time
         self._answers: dict[Any, tuple[float, bytes]] = {}  # what was told, and when
         self._views: dict[str, View] = {}
+        self._state_watchers: Counter[str] = Counter()  # streams of /models/sse, by sender
         files = PAGE.glob("*.*") if settings.page else ()
         self._files = {f"/{file.name}": file for file in files if file.suffix in _TYPES}
         if "/index.html" in self._files:
@@ -415,11 +416,21 @@ class Server:
         return _json(discovery.models(self.models, self._began))
 
     async def _model_events(self, request: Request) -> Response:
+        sender = request.scope.get("sender", "")
+        if self._state_watchers[sender] >= MOST_WATCHERS:
+            raise Refusal(429, f"{MOST_WATCHERS} streams of this client are there already")
+        self._state_watchers[sender] += 1
+
+        def closed() -> None:
+            self._state_watchers[sender] -= 1
+            self._state_watchers += Counter()  # without those that are 0
+
         return StreamResponse(
             lambda: discovery.model_events(self.models),
             lambda refusal: b"",
             request.scope["path"],
             self.settings.send_seconds,
+            closed=closed,
         )
 
     async def _not_in_turn(self, request: Request) -> Response:
