@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 from powerinfer_cpp.cli import add_arguments
-from powerinfer_cpp.cli.serve.llama_server import Refused, notes
+from powerinfer_cpp.cli.llama_server import Refused, notes
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 COMMANDS = ("complete", "chat", "serve")

@@ -6,11 +6,10 @@ import ipaddress
 from ...core.embedding import CLS, LAST, MEAN
 from ...core.options import MOST_GIB
 from ...run.context_size import ENOUGH
-from .. import chat_options
+from .. import chat_options, llama_server
 from ..common import add_adapter_arguments, add_checkpoint_argument, add_model_arguments, whole
 from ..drafting import add_draft_arguments
 from ..generating import add_hub_arguments, add_memory_arguments, add_samplers
-from . import llama_server
 
 KEY_VARIABLE = "POWERINFER_API_KEY"
 CACHE_GIB = 8  # of prompts on disk

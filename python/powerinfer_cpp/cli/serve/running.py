@@ -17,11 +17,11 @@ from ...run.prefix_files import PrefixFiles
 from ...server.run import run as run_server
 from ...server.served import session_fields
 from ...server.settings import Defaults, Settings
-from .. import chat_options
+from .. import chat_options, llama_server
 from ..common import adapter_options, llama_options, note_device
 from ..drafting import draft_of
 from ..generating import from_hub, unescaped
-from . import CACHE_GIB, KEY_VARIABLE, LOAD_MODES, POOLINGS, REQUESTS, WARNINGS, llama_server
+from . import CACHE_GIB, KEY_VARIABLE, LOAD_MODES, POOLINGS, REQUESTS, WARNINGS
 
 DEFAULT_MODEL = Path("models/stories-relu.Q8_0.gguf")
 # Arguments of `ServedModel` that `Llama` does not have.

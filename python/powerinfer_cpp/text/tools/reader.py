@@ -7,6 +7,7 @@ a bounded number of times.
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -70,7 +71,7 @@ def waits_for_fence(text: str, at: int, final: bool) -> bool:
     return not final and len(text) - at < _MOST_FENCE and "\n" not in text[at:]
 
 
-class Reading(States):
+class Reading(States, ABC):
     """Reads a call. begun: it is certain that this is a call. complete: and that it is whole.
 
     After each call of `take`, `pieces` has the new JSON of its arguments; whoever takes it empties
@@ -83,9 +84,9 @@ class Reading(States):
     fenced = False  # a fence began before the arguments
     pieces: list[str]
 
+    @abstractmethod
     def cut(self) -> None:
         """Nothing of the call follows: makes JSON of what was passed on."""
-        raise NotImplementedError
 
 
 class CallReader(Reading):

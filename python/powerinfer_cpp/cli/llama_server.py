@@ -1,4 +1,5 @@
 """llama-server's options that `serve` takes although they change nothing, or refuses, by reasons.
+Other commands refuse those that they do not know with the same reasons.
 
 With those that it obeys (serve.py) they are all that `llama-server --help` lists, so that a command
 line of llama-server starts `serve`, or ends with the reason why it cannot. docs/options.md has them
@@ -130,7 +131,7 @@ _UNUSED: Mapping[str, str] = {
         --models-max N
         --no-models-autoload
         --sleep-idle-seconds N""",
-    "the CPU computes a draft model, with the threads of -t and keys and values in F16": """
+    "the CPU computes the draft model, with the threads of -t and keys and values in F16": """
         --spec-draft-threads, -td, --threads-draft N
         --spec-draft-threads-batch, -tbd, --threads-batch-draft N
         --spec-draft-cpu-mask, -Cd, --cpu-mask-draft M
@@ -298,3 +299,8 @@ def notes(args: argparse.Namespace) -> Sequence[str]:
     """A sentence for each option that was given and changes nothing, but is not so already."""
     given = args.without_effect or {}
     return [f"{name} changes nothing: {reason}" for name, reason in given.items() if reason]
+
+
+REASONS: Mapping[str, str] = {
+    name: reason for reason, names, _ in (*_rows(_UNUSED), *_rows(_REFUSED)) for name in names
+}
