@@ -60,7 +60,7 @@ def command(*arguments: object, **options) -> subprocess.CompletedProcess:
         (["perplexity", "-m", "/nowhere.gguf", "--text", __file__], 1, "/nowhere.gguf"),
         (["serve", "/nowhere.gguf"], 1, "/nowhere.gguf"),
         (["bench", "m", "-p", "x"], 2, "-p"),
-        (["bench", "m", "-t", "-1"], 2, "out of range"),
+        (["bench", "m", "-t", "-2"], 2, "out of range"),
         (["bench", "m", "-t", "two"], 2, "two"),
         (["perplexity", "m", "--text", "t", "--ram-budget", "nan"], 2, "nan"),
         (["quantize", "a", "b", "Q9"], 2, "Q9"),

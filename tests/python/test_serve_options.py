@@ -138,6 +138,15 @@ def test_what_is_refused(
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_minus_one_is_the_default(powerinfer: Callable[..., Done], model_path: Path) -> None:
+    plain, given = (
+        powerinfer(model_path, "--plan", "-c", "64", *words)
+        for words in ([], ["-t", "-1", "-tb", "-1", "-np", "-1", "-n", "-1", "--seed", "-1"])
+    )
+    assert given.returncode == 0 and given.stdout == plain.stdout
+    assert powerinfer(model_path, "--plan", "-t", "-2").returncode == 2
+
+
 def test_several_models_have_no_alias(powerinfer: Callable[..., Done], model_path: Path) -> None:
     done = powerinfer(f"a={model_path}", f"b={model_path}", "--alias", "c")
     assert done.returncode == 1 and "--alias names one model" in done.stderr

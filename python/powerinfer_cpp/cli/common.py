@@ -25,6 +25,17 @@ def whole(least: int) -> Any:
     return parse
 
 
+def whole_or_auto(least: int) -> Any:
+    """The same, or None for llama.cpp's -1: what is done without the option."""
+    at_least = whole(least)
+
+    def parse(text: str) -> int | None:
+        return None if text.strip() == "-1" else at_least(text)
+
+    parse.__name__ = "integer"
+    return parse
+
+
 def number_of(unit: str) -> Any:
     """Parser of a finite number, 0 or more."""
 
@@ -91,7 +102,11 @@ def add_model_arguments(
         )
         parser.set_defaults(needs_model=not optional)
     parser.add_argument(
-        "-t", "--threads", type=whole(1), metavar="N", help="threads (default: the usable CPUs)"
+        "-t",
+        "--threads",
+        type=whole_or_auto(1),
+        metavar="N",
+        help="threads (default, and -1: the usable CPUs)",
     )
     parser.add_argument(
         "-b", "--batch-size", type=whole(1), default=n_batch, metavar="N", help="tokens per call"

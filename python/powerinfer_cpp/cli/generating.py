@@ -27,6 +27,7 @@ from .common import (
     note_device,
     positions,
     whole,
+    whole_or_auto,
 )
 from .drafting import add_draft_arguments, draft_of
 
@@ -121,7 +122,7 @@ def add_hub_arguments(parser: argparse.ArgumentParser) -> None:
 def add_memory_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds how the model gets into memory, and the threads of prompts."""
     parser.add_argument(
-        "-tb", "--threads-batch", type=whole(1), metavar="N", help="threads for the prompt"
+        "-tb", "--threads-batch", type=whole_or_auto(1), metavar="N", help="threads for the prompt"
     )
     parser.add_argument(
         "--mmap",

@@ -7,11 +7,18 @@ from ...core.embedding import CLS, LAST, MEAN
 from ...core.options import MOST_GIB
 from ...run.context_size import ENOUGH
 from .. import chat_options, llama_server
-from ..common import add_adapter_arguments, add_checkpoint_argument, add_model_arguments, whole
+from ..common import (
+    add_adapter_arguments,
+    add_checkpoint_argument,
+    add_model_arguments,
+    whole,
+    whole_or_auto,
+)
 from ..drafting import add_draft_arguments
 from ..generating import add_hub_arguments, add_memory_arguments, add_samplers
 
 KEY_VARIABLE = "POWERINFER_API_KEY"
+PARALLEL = 4
 CACHE_GIB = 8  # of prompts on disk
 WARNINGS, REQUESTS = 2, 4  # levels of messages
 # By mode: is the model mapped, and is it kept in RAM?
@@ -62,10 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-np",
         "--parallel",
-        type=whole(1),
-        default=4,
+        type=whole_or_auto(1),
         metavar="N",
-        help="texts that are written at the same time (default: 4)",
+        help=f"texts that are written at the same time (default, and -1: {PARALLEL})",
     )
     parser.add_argument(
         "--kv-size",

@@ -21,7 +21,7 @@ from .. import chat_options, llama_server
 from ..common import adapter_options, llama_options, note_device
 from ..drafting import draft_of
 from ..generating import from_hub, unescaped
-from . import CACHE_GIB, KEY_VARIABLE, LOAD_MODES, POOLINGS, REQUESTS, WARNINGS
+from . import CACHE_GIB, KEY_VARIABLE, LOAD_MODES, PARALLEL, POOLINGS, REQUESTS, WARNINGS
 
 DEFAULT_MODEL = Path("models/stories-relu.Q8_0.gguf")
 # Arguments of `ServedModel` that `Llama` does not have.
@@ -61,7 +61,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         "op_offload": args.op_offload,
         "last_n_tokens_size": args.repeat_last_n,
         "spm_infill": args.spm_infill,
-        "n_parallel": args.parallel,
+        "n_parallel": args.parallel or PARALLEL,
         "n_queue": args.queue,
         "draft_model": draft_of(args),
         "pooling_type": POOLINGS.get(args.pooling, -1),
@@ -85,7 +85,7 @@ def _sizes(
     found = []
     for path in paths:
         given, fields = _session(path, {**options, "n_ctx": 0, "n_kv": None})
-        found.append(context_size(given, fields, args.parallel, len(paths)))
+        found.append(context_size(given, fields, options["n_parallel"], len(paths)))
     n_ctx = min(of.n_ctx for of in found)
     if args.kv_size is not None:
         return {"n_ctx": min(n_ctx, args.kv_size), "n_kv": args.kv_size}, ""

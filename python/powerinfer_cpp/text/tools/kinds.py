@@ -142,7 +142,7 @@ def _kind(value: Any) -> str:
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int | float):
-        return "integer" if value == int(value) else "number"
+        return "integer" if isinstance(value, int) or value.is_integer() else "number"
     return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
 
 
