@@ -158,7 +158,7 @@ def test_a_stream_of_states_ends_with_its_client(running: serving.InThread) -> N
         first = next(answer.iter_lines())
         assert json.loads(first.removeprefix("data: "))["data"]["status"] == "loaded"
     assert running.get("health").status_code == 200
-    serving.wait_for(lambda: not running.server._state_watchers)
+    serving.wait_for(lambda: not running.server._states._watchers)
 
 
 def test_streams_of_states_are_few(running: serving.InThread) -> None:
@@ -167,4 +167,4 @@ def test_streams_of_states_are_few(running: serving.InThread) -> None:
         for _ in range(MOST_WATCHERS):
             stack.enter_context(running.connect(head)).recv(64)
         assert running.get("models/sse").status_code == 429
-    serving.wait_for(lambda: not running.server._state_watchers)
+    serving.wait_for(lambda: not running.server._states._watchers)

@@ -14,6 +14,7 @@ import pytest
 import serving
 from powerinfer_cpp.bundle import bundle
 from powerinfer_cpp.server.answering import ClientGone, ClientStalled, StreamResponse
+from powerinfer_cpp.server.dialects.dialect import OPENAI
 from powerinfer_cpp.server.errors import Refusal, refusal_of
 
 from powerinfer_cpp import Llama, StorageError
@@ -187,8 +188,8 @@ def test_errors_of_both_sides_are_told_apart(error: OSError) -> None:
 
     async def both() -> None:
         broken = Broken(error)
-        await StreamResponse(failing, tell, "/", 30)({"type": "http"}, broken.receive, send)
-        await StreamResponse(fine, tell, "/", 30)({"type": "http"}, broken.receive, broken.send)
+        await StreamResponse(failing, tell, OPENAI, 30)({"type": "http"}, broken.receive, send)
+        await StreamResponse(fine, tell, OPENAI, 30)({"type": "http"}, broken.receive, broken.send)
 
     asyncio.run(both())
     assert [refusal.status for refusal in told] == [500]

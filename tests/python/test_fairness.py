@@ -22,6 +22,7 @@ from powerinfer_cpp.run.turns import shared
 from powerinfer_cpp.server.background import EMBEDDING, TOKENISING
 from powerinfer_cpp.server.errors import Refusal
 from powerinfer_cpp.server.limits import sender_of
+from powerinfer_cpp.server.routes import Cost
 from powerinfer_cpp.server.served import ServedModel
 from powerinfer_cpp.server.settings import Settings
 from powerinfer_cpp.server.shares import Shares
@@ -389,7 +390,7 @@ def test_slow_schemas_of_one_client(
     for thread in threads:
         thread.start()
     try:
-        wait_for(lambda: asks and running.server._grammars.n_waiting == 7)
+        wait_for(lambda: asks and running.server._preparing._shares[Cost.GRAMMAR].n_waiting == 7)
         for key in ("one", "two"):
             found = running.post("v1/chat/completions", messages, **by(key))
             assert found.status_code == 200
@@ -469,7 +470,7 @@ def test_watchers_that_vanish(running: serving.InThread) -> None:
     with running.connect(ask) as client:
         assert b" 200 " in client.recv(64)
         wait_for(lambda: scheduler.watch is not None)
-    (view,) = running.server._views.values()
+    (view,) = running.server._states.views.values()
     wait_for(lambda: scheduler.watch is None and not view._watchers)
     with held_step(running):
         clients = [running.connect(ask) for _ in range(MOST_WATCHERS)]

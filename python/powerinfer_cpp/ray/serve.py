@@ -22,8 +22,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Scope
 
 from ..server.app import Server
+from ..server.dialects.dialect import dialect_of
 from ..server.errors import Refusal, refusal_of
-from ..server.limits import Arriving, Guard, read_body, refused
+from ..server.limits import Arriving, Guard, read_body
 from ..server.settings import Settings
 
 ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
@@ -186,7 +187,7 @@ class _Front:
         try:
             response = response or await self._answer(request)
         except Exception as error:
-            response = refused(refusal_of(error), request.scope["path"])
+            response = dialect_of(request.scope["path"]).refused(refusal_of(error))
         response.raw_headers += self._guard.headers(request.scope)
         return response
 

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from .connections import ABORT
+from .dialects.dialect import Dialect
 from .errors import Refusal, refusal_of
-from .limits import refused
 
 # Tokens are joined for this long, after the first: a client spends some 0.1 ms on each chunk.
 JOIN_SECONDS = 0.008
@@ -63,11 +63,11 @@ class WholeResponse(Response):
     def __init__(
         self,
         work: Callable[[], Awaitable[bytes]],
-        path: str,
+        dialect: Dialect,
         closed: Callable[[], None] = lambda: None,
     ):
         super().__init__(media_type="application/json")
-        self._work, self._path, self._closed = work, path, closed
+        self._work, self._dialect, self._closed = work, dialect, closed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -81,7 +81,7 @@ class WholeResponse(Response):
         except ClientGone:
             return
         except Exception as error:
-            await refused(refusal_of(error), self._path)(scope, receive, send)
+            await self._dialect.refused(refusal_of(error))(scope, receive, send)
             return
         await Response(body, media_type="application/json")(scope, receive, send)
 
@@ -98,14 +98,14 @@ class StreamResponse(Response):
         self,
         events: Callable[[], AsyncIterator[bytes]],
         error: Callable[[Refusal], bytes],
-        path: str,
+        dialect: Dialect,
         seconds: float,
         kind: bytes = b"text/event-stream; charset=utf-8",
         closed: Callable[[], None] = lambda: None,
     ):
         super().__init__()
-        self._kind, self._closed = kind, closed
-        self._events, self._error, self._path, self._seconds = events, error, path, seconds
+        self._kind, self._closed, self._dialect = kind, closed, dialect
+        self._events, self._error, self._seconds = events, error, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -131,7 +131,7 @@ class StreamResponse(Response):
         except Exception as error:
             refusal = refusal_of(error)
             if not begun:
-                await refused(refusal, self._path)(scope, receive, send)
+                await self._dialect.refused(refusal)(scope, receive, send)
                 return
             await self._send(send, self._error(refusal))
         finally:

@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
-import msgspec
 import numpy as np
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -19,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from .connections import GONE
+from .dialects.dialect import dialect_of
 from .errors import Refusal
 from .settings import Settings
 
@@ -77,7 +77,7 @@ class Guard:
             if path not in OPEN_PATHS and not self._is_page(path):
                 scope["owner"] = self._owner(scope["headers"])
         except Refusal as refusal:
-            return refused(refusal, path)
+            return dialect_of(path).refused(refusal)
         return None
 
     def headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
@@ -170,7 +170,7 @@ class Guarded:
         try:
             await self._turn(scope["sender"])
         except Refusal as refusal:
-            at_once = refused(refusal, scope["path"])
+            at_once = dialect_of(scope["path"]).refused(refusal)
         if GONE in scope and scope[GONE]():
             return
 
@@ -228,16 +228,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def refused(refusal: Refusal, path: str) -> Response:
-    """The response for a refusal, in the dialect of the path."""
-    anthropic = path.startswith("/v1/messages")
-    body = refusal.anthropic() if anthropic else refusal.openai()
-    headers = {"retry-after": "1"} if refusal.status in (429, 503) else {}
-    return Response(
-        msgspec.json.encode(body), refusal.status, headers, media_type="application/json"
-    )
 
 
 class Arriving:

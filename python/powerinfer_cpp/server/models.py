@@ -80,6 +80,11 @@ class Models:
         """The open models, by name."""
         return dict(self._open)
 
+    def writing(self) -> set[str]:
+        """The senders whose texts are written now."""
+        texts = [text for model in self._open.values() for text in model.engine.snapshot.texts]
+        return {ticket.request.sender for ticket, *_ in texts}
+
     def close(self) -> None:
         """Ends loading and frees all models."""
         self.closing = True

@@ -1,9 +1,10 @@
 """What all dialects share: requests are written, and their pieces collected or streamed."""
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from anyio import to_thread
 from starlette.responses import Response
@@ -12,6 +13,7 @@ from ..run.requests import Request, Ticket, Update
 from ..text.completion import Piece
 from ..text.logprobs import Placed
 from .answering import StreamResponse, WholeResponse, encode, joined
+from .dialects.dialect import OPENAI
 from .errors import Refusal
 from .recorded import SMALL, Taken
 from .served import ServedModel
@@ -23,20 +25,38 @@ from .update_queues import PendingRequests, UpdateQueues
 LONG = 16 << 10
 
 
-class Form(Protocol):
-    """How a dialect writes the answer of one job: at once, or as server-sent events.
+# A comment, which clients do not see, and proxies take for an answer.
+_ALIVE = b": it is being computed\n\n"
 
-    begin: what comes first, before any push. push: for the next piece of a text, by the number of
-    the text. alive: where nothing else is to be told for long. end: after all pieces. error:
-    instead of what would follow.
-    """
 
-    def whole(self, tickets: Sequence[Ticket], pieces: Sequence[Sequence[Piece]]) -> Any: ...
-    def begin(self, tickets: Sequence[Ticket]) -> bytes: ...
-    def push(self, i: int, part: Piece) -> bytes: ...
-    def alive(self) -> bytes: ...
-    def end(self) -> bytes: ...
-    def error(self, refusal: Refusal) -> bytes: ...
+class Form(ABC):
+    """How a dialect writes the answer of one job: at once, or as server-sent events."""
+
+    dialect = OPENAI
+
+    @abstractmethod
+    def whole(self, tickets: Sequence[Ticket], pieces: Sequence[Sequence[Piece]]) -> Any:
+        """The answer at once. tickets: of the requests. pieces: of each text."""
+
+    def begin(self, tickets: Sequence[Ticket]) -> bytes:
+        """Events before any push."""
+        return b""
+
+    @abstractmethod
+    def push(self, i: int, part: Piece) -> bytes:
+        """Events for the next piece of a text; i: its number."""
+
+    def alive(self) -> bytes:
+        """Where nothing else is to be told for long."""
+        return _ALIVE
+
+    def end(self) -> bytes:
+        """Events after all pieces."""
+        return b""
+
+    def error(self, refusal: Refusal) -> bytes:
+        """The event in place of what would follow."""
+        return event(self.dialect.body(refusal), self.dialect.event)
 
 
 @dataclass(frozen=True)
@@ -53,15 +73,16 @@ class Job:
 
 
 def answer(
-    queues: UpdateQueues, job: Job, stream: bool, settings: Settings, path: str, taken: Taken
+    queues: UpdateQueues, job: Job, stream: bool, settings: Settings, taken: Taken
 ) -> Response:
     """The response for a job. taken: what its answer keeps, which ends with it."""
+    dialect = job.form.dialect
     if not stream:
-        return WholeResponse(lambda: whole(queues, job, taken.n_bytes), path, taken.close)
+        return WholeResponse(lambda: whole(queues, job, taken.n_bytes), dialect, taken.close)
     return StreamResponse(
         lambda: events(queues, job, taken.n_bytes),
         job.form.error,
-        path,
+        dialect,
         settings.send_seconds,
         closed=taken.close,
     )
@@ -151,10 +172,6 @@ def merged(writing: PendingRequests, updates: Sequence[Update]) -> list[tuple[in
 def owners(tickets: Sequence[Ticket]) -> list[Ticket]:
     """The ticket of each text."""
     return [ticket for ticket in tickets for _ in range(ticket.request.n)]
-
-
-# A comment, which clients do not see, and proxies take for an answer.
-ALIVE = b": it is being computed\n\n"
 
 
 def event(data: Any, name: str | None = None) -> bytes:

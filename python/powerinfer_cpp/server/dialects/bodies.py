@@ -141,10 +141,12 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predic
 class Sampled(Thinks, kw_only=True):
     """What all dialects have in common, beside their own names for it. None: the default.
 
-    UNUSED: fields that a route does not take, though they are here.
+    UNUSED: fields that a route does not take, though they are here. GRAMMARS: fields that ask for a
+    grammar.
     """
 
     UNUSED: ClassVar[frozenset[str]] = frozenset()
+    GRAMMARS: ClassVar[tuple[str, ...]] = ("grammar", "json_schema", "response_format")
 
     model: str | None = None
     # Tokens of a text at most, in the words of each dialect and of llama.cpp.
@@ -199,6 +201,16 @@ class Sampled(Thinks, kw_only=True):
         return Sampling(**{**defaults, **given})
 
     @property
+    def asks_for_grammar(self) -> bool:
+        """Is its text constrained?"""
+        return any(getattr(self, name) for name in self.GRAMMARS)
+
+    @property
+    def n_texts(self) -> int:
+        """Texts that it asks for."""
+        return 1
+
+    @property
     def limit(self) -> int | None:
         """Tokens of a text at most: the least that is given; -1: any number, None: not said."""
         given = [n for name in _LIMITS if (n := getattr(self, name)) is not None]
@@ -234,6 +246,11 @@ class _Texts(OpenAISampled, kw_only=True):
         """Does a stream end with token counts?"""
         return bool((self.stream_options or {}).get("include_usage"))
 
+    @property
+    def n_texts(self) -> int:
+        """Texts that it asks for."""
+        return max(1, self.n or 1)
+
 
 # Of routes that continue texts: thoughts are known to chats alone.
 WITHOUT_CHATS = frozenset(Thinks.__struct_encode_fields__)
@@ -250,16 +267,22 @@ class CompletionBody(_Texts, kw_only=True):
     logprobs: int | bool | None = None
     best_of: int | None = None
 
+    @property
+    def n_texts(self) -> int:
+        """Texts that it asks for."""
+        return n_prompts(self.prompt) * super().n_texts
 
-def n_texts(body: Any) -> int:
-    """How many texts a body asks for."""
-    prompt = getattr(body, "prompt", None)
-    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-    return (len(prompt) if several else 1) * max(1, getattr(body, "n", None) or 1)
+
+def n_prompts(given: Any) -> int:
+    """How many prompts a field asks for: a text is one, and so is a list of ids."""
+    several = isinstance(given, list) and given and not isinstance(given[0], int)
+    return len(given) if several else 1
 
 
 class ChatBody(_Texts, kw_only=True):
     """POST /v1/chat/completions."""
+
+    GRAMMARS = (*Sampled.GRAMMARS, "tools")
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -312,6 +335,11 @@ class TemplateBody(Thinks, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     chat_template: Any = None
+
+    @property
+    def asks_for_grammar(self) -> bool:
+        """Would its answer be constrained?"""
+        return bool(self.tools)
 
 
 Body = TypeVar("Body")

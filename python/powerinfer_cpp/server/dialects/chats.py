@@ -1,6 +1,6 @@
 """What chats have in common in all dialects: what is asked for, and answers as rows of blocks."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,9 +12,8 @@ from ...text.grammar import LlamaGrammar
 from ...text.thinking import Thinking
 from ...text.tool_chat import Turn
 from ...text.tools import CallArguments, CallBegin, Content, Part, Thought, parts
-from ..errors import Refusal
 from ..served import ServedModel
-from ..texts import ALIVE
+from ..texts import Form
 from .offered import Offered
 
 
@@ -67,7 +66,7 @@ class Block:
         return "".join(self.pieces)
 
 
-class BlockForm(ABC):
+class BlockForm(Form):
     """The form of a chat with one answer, which is written as blocks, one after another."""
 
     def __init__(self, turn: Turn):
@@ -128,18 +127,6 @@ class BlockForm(ABC):
         if part.reason:
             data.append(self._end_block(part.reason != "length"))
         return b"".join(data)
-
-    def alive(self) -> bytes:
-        """A comment, or an event for it."""
-        return ALIVE
-
-    @abstractmethod
-    def end(self) -> bytes:
-        """Events after the last block."""
-
-    @abstractmethod
-    def error(self, refusal: Refusal) -> bytes:
-        """The event for an error."""
 
     def _begin_block(self, call: CallBegin | None, thought: bool = False) -> bytes:
         self._open = Block(self._n_blocks, call, thought)

@@ -62,7 +62,7 @@ def infill_job(
         StoppingCriteriaList([indentation]) if body.n_indent else None,
     )
     indentation.n_prompt = len(request.ids)
-    form = NativeForm(model, name, body, settings, [request], body.n_texts > 1)
+    form = NativeForm(model, name, body, settings, [request], body.n_each > 1)
     return Job(model, [request], form)
 
 

@@ -17,6 +17,7 @@ from ..texts import Job, event
 from .asked import constraint, text_options, time_limit
 from .bodies import Sampled, UpTo1, UpTo2, check_count, check_stops, typed
 from .chats import Block, BlockForm, chat_request, chat_turn
+from .dialect import ANTHROPIC
 from .histories import of_messages
 from .offered import Offered
 from .parts import text_of
@@ -33,6 +34,8 @@ class Message(msgspec.Struct, kw_only=True):
 
 class CountBody(Sampled, kw_only=True):
     """POST /v1/messages/count_tokens."""
+
+    GRAMMARS = (*Sampled.GRAMMARS, "tools", "output_config", "output_format")
 
     messages: list[Message]
     system: Content | None = None
@@ -94,9 +97,9 @@ def messages_job(
     return Job(model, [request], MessagesForm(turn, name, stops))
 
 
-def count_tokens(model: ServedModel, body: CountBody) -> dict[str, int]:
-    """The answer to count_tokens. Raises Refusal and ValueError."""
-    return {"input_tokens": len(model.prompts.ids(_turn(model, body, None).text))}
+def count_tokens(model: ServedModel, body: CountBody) -> int:
+    """Tokens of the prompt. Raises Refusal and ValueError."""
+    return len(model.prompts.ids(_turn(model, body, None).text))
 
 
 def _turn(model: ServedModel, body: CountBody, grammar: LlamaGrammar | None) -> Turn:
@@ -163,6 +166,8 @@ def _format(where: str, config: Mapping[str, Any] | None) -> Mapping[str, Any] |
 class MessagesForm(BlockForm):
     """Content blocks. stops: the client's stop sequences."""
 
+    dialect = ANTHROPIC
+
     def __init__(self, turn: Turn, model: str, stops: Sequence[str]):
         super().__init__(turn)
         self._model, self._stops = model, stops
@@ -210,10 +215,6 @@ class MessagesForm(BlockForm):
         """message_delta with the reason and all counts, and message_stop."""
         delta = _event("message_delta", delta=self._stop(), usage=self._usage())
         return delta + _event("message_stop")
-
-    def error(self, refusal: Refusal) -> bytes:
-        """The event for an error."""
-        return event(refusal.anthropic(), "error")
 
     def _message(self, content: list[Any], usage: dict[str, int]) -> dict[str, Any]:
         return {

@@ -14,7 +14,7 @@ from ...text.logprobs import Placed
 from ..errors import Refusal
 from ..served import ServedModel
 from ..settings import Settings
-from ..texts import ALIVE, Job, event, owners, timings
+from ..texts import Form, Job, event, owners, timings
 from .asked import constraint, limit_of, text_options, time_limit
 from .bodies import WITHOUT_CHATS, Count, Sampled, Texts, check_stops, check_top
 
@@ -41,9 +41,14 @@ class NativeBody(Sampled, kw_only=True):
     response_fields: list[str] | None = None
 
     @property
-    def n_texts(self) -> int:
+    def n_each(self) -> int:
         """Texts for each prompt."""
         return next((n for n in (self.n_cmpl, self.n) if n is not None), 1)
+
+    @property
+    def n_texts(self) -> int:
+        """Texts that it asks for."""
+        return max(1, self.n_each)
 
     @property
     def n_top(self) -> int:
@@ -56,6 +61,12 @@ class NativeCompletionBody(NativeBody, kw_only=True):
 
     prompt: Prompts
 
+    @property
+    def n_texts(self) -> int:
+        """Texts that it asks for."""
+        several = isinstance(self.prompt, list) and int not in map(type, self.prompt)
+        return (len(self.prompt) if several else 1) * max(1, self.n_each)
+
 
 def completion_job(
     model: ServedModel, name: str, body: NativeCompletionBody, settings: Settings, owner: str
@@ -63,10 +74,10 @@ def completion_job(
     """The job of llama.cpp's completion. Raises Refusal and ValueError."""
     several, prompts = _prompts_of(model, body.prompt, settings)
     options = native_options(model, body, settings, owner)
-    if body.n_texts * len(prompts) > settings.max_inputs:
+    if body.n_each * len(prompts) > settings.max_inputs:
         raise Refusal(400, f"prompt and n_cmpl ask for more than {settings.max_inputs} texts", "n")
     requests = [native_request(model, body, prompt, options) for prompt in prompts]
-    form = NativeForm(model, name, body, settings, requests, several or body.n_texts > 1)
+    form = NativeForm(model, name, body, settings, requests, several or body.n_each > 1)
     return Job(model, requests, form)
 
 
@@ -76,9 +87,9 @@ def native_options(
     """Arguments of `ServedModel.request` for a body. Raises Refusal and ValueError."""
     _check(body, settings)
     return {
-        **text_options(model, body, settings, owner, ("n_cmpl", body.n_texts)),
+        **text_options(model, body, settings, owner, ("n_cmpl", body.n_each)),
         "stop": body.stop,
-        "n": body.n_texts,
+        "n": body.n_each,
         "logprobs": body.n_top or None,
         "grammar": constraint(body),
     }
@@ -96,7 +107,7 @@ def native_request(
     return replace(model.request(prompt, **options, criteria=criteria), with_end=True)
 
 
-class NativeForm:
+class NativeForm(Form):
     """Dicts of llama.cpp's completions.
 
     settings: of the server. requests: of the job. several: the answer is a list, of the texts of
@@ -144,18 +155,6 @@ class NativeForm:
             return event(self._partial(i, part))
         last = event(self._partial(i, part)) if part.text or part.ids else b""
         return last + event(self._end(i, part, "", (), ()))
-
-    def alive(self) -> bytes:
-        """A comment."""
-        return ALIVE
-
-    def end(self) -> bytes:
-        """Nothing comes after the last text."""
-        return b""
-
-    def error(self, refusal: Refusal) -> bytes:
-        """The event for an error."""
-        return event(refusal.openai())
 
     def _partial(self, i: int, part: Piece) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -262,7 +261,7 @@ _MISSING = object()
 
 def _check(body: NativeBody, settings: Settings) -> None:
     """Refuses what would take too much, and what is not done here."""
-    if not 1 <= body.n_texts <= settings.max_n:
+    if not 1 <= body.n_each <= settings.max_n:
         raise Refusal(400, f"n_cmpl must be 1 to {settings.max_n}", "n_cmpl")
     check_stops([body.stop] if isinstance(body.stop, str) else body.stop or [], "stop", settings)
     check_top(body.n_top, "n_probs", settings)

@@ -14,7 +14,7 @@ from ..errors import Refusal
 from ..recorded import check_recorded, packed
 from ..served import ServedModel
 from ..settings import Settings
-from ..texts import ALIVE, Job, event, owners, timings
+from ..texts import Form, Job, event, owners, timings
 from .asked import constraint, text_options, time_limit
 from .bodies import (
     ChatBody,
@@ -34,7 +34,7 @@ Prompt = str | list[int]
 NUMBER_BYTES = 24  # of a number as JSON, with its comma
 
 
-class OpenAIForm:
+class OpenAIForm(Form):
     """Dicts of OpenAI's choices. dicts: makes those of a text, by its number and its ticket. count:
     of chats, tokens of a text, for those of thoughts."""
 
@@ -81,10 +81,6 @@ class OpenAIForm:
             chunks[-1]["timings"] = timings(self._tickets)
         return b"".join(map(event, chunks))
 
-    def alive(self) -> bytes:
-        """A comment."""
-        return ALIVE
-
     def end(self) -> bytes:
         """Token counts, if they were asked for, and the mark of the end."""
         done = b"data: [DONE]\n\n"
@@ -103,10 +99,6 @@ class OpenAIForm:
             n = sum(len(self._behind("".join(each.thoughts))) for each in made)
             found["completion_tokens_details"] = {"reasoning_tokens": n}
         return found
-
-    def error(self, refusal: Refusal) -> bytes:
-        """The event for an error."""
-        return event(refusal.openai())
 
 
 def counts(tickets: Sequence[Ticket], n_written: int) -> dict[str, Any]:

@@ -24,6 +24,8 @@ STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
 class ResponsesBody(OpenAISampled, kw_only=True):
     """POST /v1/responses."""
 
+    GRAMMARS = (*OpenAISampled.GRAMMARS, "tools", "text")
+
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
