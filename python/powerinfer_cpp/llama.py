@@ -35,7 +35,7 @@ from .text.answers import (
     Embeddings,
     Samplers,
 )
-from .text.completion import ChatDicts, CompletionDicts, stop_bytes
+from .text.completion import ChatDicts, CompletionDicts
 from .text.grammar import LlamaGrammar, response_grammar
 from .text.prompts import Text
 from .text.thinking import THINKING, Thinking
@@ -217,18 +217,18 @@ class Llama(LlamaTokens):
             raise ValueError("a suffix with echo has no logprobs of the prompt")
         limit = n_following(len(ids), self.n_ctx(), max_tokens)
         processors = self._prompts.processors(logits_processor, logit_bias, grammar)
-        request = Request(
+        request = self._runtime.request(
+            prompt,
             ids,
             limit,
-            params,
-            self._runtime.seed(seed),
-            stop_bytes(stop),
+            seed=seed,
+            stop=stop,
+            params=params,
             processors=lambda: processors,
             n_top=n_top,
             offset=len(text),
             with_end=echo,
             criteria=combined(stopping_criteria, StoppingCriteriaList),
-            drafts=self._runtime.new_drafts,
         )
         read = []
         if echo and n_top is not None:
@@ -496,18 +496,19 @@ class Llama(LlamaTokens):
             given["logits_processor"], given["logit_bias"], turn.grammar, turn.limit
         )
         n_top = _count("top_logprobs", given["top_logprobs"] or 0) if given["logprobs"] else None
-        request = Request(
+        request = self._runtime.request(
+            turn.text,
             ids,
             limit,
-            params,
-            self._runtime.seed(given["seed"]),
-            stop_bytes(given["stop"]) + stop_bytes(turn.stop),
+            seed=given["seed"],
+            stop=given["stop"],
+            stops=turn.stop,
+            params=params,
             processors=lambda: processors,
             n_top=n_top,
-            shown={token: text.encode("utf-8") for text, token in turn.shown.items()},
+            shown=turn.shown,
             criteria=turn.criteria,
-            drafts=self._runtime.new_drafts,
-            shared=self._prompts.positions(turn.text, ids, turn.shared),
+            shared=turn.shared,
         )
         named = None if n_top is None else self._prompts.name_bytes
         dicts = ChatDicts(given["model"] or self.model_path, named, turn.parser)

@@ -33,7 +33,6 @@ from .core.stats import report
 from .run.drafts import LlamaDraftModel
 from .run.loop import Loop
 from .run.options import Options
-from .run.requests import Request
 from .run.runtime import Runtime, new_random
 from .text.answers import Plan, Stats
 from .text.completion import Piece
@@ -416,14 +415,13 @@ class LlamaTokens:
         ids = as_tokens(tokens)
         if not len(ids):
             raise ValueError("generate needs at least one token")
-        request = Request(
+        request = self._runtime.request(
+            tokens,
             ids,
             1,
-            params,
-            self._runtime.seed(None),
+            params=params,
             processors=lambda: processors,
             criteria=combined(stopping_criteria, StoppingCriteriaList),
-            drafts=self._runtime.new_drafts,
             endless=True,
         )
         return _ids(self._loop.run(request, reset))

@@ -26,7 +26,7 @@ from powerinfer_cpp.run.pace import (
 )
 from powerinfer_cpp.run.requests import Request
 from powerinfer_cpp.run.scheduler import MASK_SECONDS
-from powerinfer_cpp.server import app, status
+from powerinfer_cpp.server import app, preparing, status
 from powerinfer_cpp.server import shares as shares_module
 from powerinfer_cpp.server.background import TOKENISING
 from powerinfer_cpp.server.served import ServedModel
@@ -357,12 +357,12 @@ def test_what_is_told_again(running: serving.InThread, monkeypatch: pytest.Monke
     told: list[object] = []
     slots = status.slots
     monkeypatch.setattr(status, "slots", lambda model: told.append(model) or slots(model))
-    monkeypatch.setattr(app, "TOLD_SECONDS", serving.SECONDS)
+    monkeypatch.setattr(preparing, "TOLD_SECONDS", serving.SECONDS)
     for _ in range(2):
         running.get("slots", **by("one"))
     assert len(told) == 2  # nobody writes
     with monkeypatch.context() as patch:
-        patch.setattr(running.server, "_writing", lambda: {"another"})
+        patch.setattr(running.server.models, "writing", lambda: {"another"})
         answers = [running.get("slots", **by(key)).content for key in ("one", "two", "one")]
     assert len(told) == 2 and len(set(answers)) == 1
     assert running.get("slots", **by("two")).content == answers[0] and len(told) == 3

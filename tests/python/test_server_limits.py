@@ -135,7 +135,7 @@ def test_a_client_of_embeddings_goes(running: serving.InThread) -> None:
     time.sleep(0.2)
     found = running.post("v1/completions", {"prompt": PROMPT, "max_tokens": 2})
     assert found.status_code == 200
-    shares = running.server._embedding
+    shares = running.server._preparing._embedding
     assert shares.n_waiting > 0
     for client in clients:
         client.close()
@@ -297,7 +297,7 @@ def test_products_are_limited(running: serving.InThread) -> None:
 def test_answers_that_run_together_are_limited(
     running: serving.InThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded, model = running.server._recorded, running.model
+    recorded, model = running.server._texts._recorded, running.model
     monkeypatch.setattr(recorded, "_most", 3 << 20)
     before = model.model.unreserved()
     body = {**LONG, "max_tokens": 100, "n": 8, "logprobs": 5}  # 2 MiB

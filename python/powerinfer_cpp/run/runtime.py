@@ -3,7 +3,7 @@
 import logging
 import random
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, TypeVar
@@ -19,10 +19,12 @@ from ..core.plan import memory_plan
 from ..core.sampler import Samplers
 from ..core.state import REPLAYED
 from ..text.answers import Plan
-from ..text.prompts import Prompts
+from ..text.completion import stop_bytes
+from ..text.prompts import Prompts, Text
 from .drafts import Drafts, LlamaDraftModel, LlamaDraftMtp, draft_model
 from .in_use import InUse
 from .options import Options
+from .requests import Request
 
 CLOSED = "this Llama is closed"
 RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # values that mean "a different seed each time"
@@ -107,6 +109,36 @@ class Runtime:
             return seed
         with self.lock:
             return self.random.getrandbits(32)
+
+    def request(
+        self,
+        prompt: Text,
+        ids: Sequence[int],
+        limit: int,
+        *,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        stops: Sequence[str] = (),
+        shown: Mapping[str, int] | None = None,
+        shared: Sequence[int] = (),
+        **fields: Any,
+    ) -> Request:
+        """The request for a prompt whose ids are these, with what all texts of this model get.
+
+        limit: tokens of each text. stop, stops: the caller's and those of the chat's format.
+        shown: control tokens that are part of the text. shared: characters of the prompt that
+        others begin with. fields: others of `Request`. Raises ValueError for what is no text.
+        """
+        return Request(
+            ids=ids,
+            limit=limit,
+            seed=self.seed(seed),
+            stops=stop_bytes(stop) + stop_bytes(stops),
+            shown={token: text.encode("utf-8") for text, token in (shown or {}).items()},
+            drafts=self.new_drafts,
+            shared=self.prompts.positions(self.prompts.text(prompt), ids, shared) if shared else (),
+            **fields,
+        )
 
     def new_drafts(self) -> Drafts | None:
         """What guesses tokens of a text; None: nothing does."""

@@ -68,9 +68,9 @@ class Server:
         self._turns: Counter[str] = Counter()  # requests of a sender that wait for time
         self._preparing = Preparing(self.models, settings)
         self._states = StateRoutes(self.models, settings, self._preparing)
-        texts = TextRoutes(self.models, settings, self.queues, self._preparing)
+        self._texts = TextRoutes(self.models, settings, self.queues, self._preparing)
         described = Route("/openapi.json", "This description.", self._describe)
-        self.routes = [*texts.table(), *self._states.table(), described]
+        self.routes = [*self._texts.table(), *self._states.table(), described]
         self.page = page = Page(settings.page)
         self.app = Starlette(
             routes=[

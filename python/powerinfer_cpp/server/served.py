@@ -28,7 +28,6 @@ from ..run.requests import Request, Ticket, Update, n_following
 from ..run.runtime import Runtime
 from ..run.scheduler import Scheduler
 from ..text.chat import Message
-from ..text.completion import stop_bytes
 from ..text.grammar import LlamaGrammar
 from ..text.prompts import Text
 from ..text.thinking import Thinking
@@ -134,6 +133,11 @@ class ServedModel:
         text where it says so. last_n: tokens that get penalties. limit: of thoughts. shared: how
         many characters of the prompt others begin with. Raises RequestError for what cannot be
         used."""
+
+        def processors() -> LogitsProcessor | None:
+            found = self.prompts.processors(None, logit_bias, grammar, limit)
+            return None if found is None else _Asked(found)
+
         with about_request():
             if suffix is None:
                 ids = self._checked_ids(prompt)
@@ -145,38 +149,29 @@ class ServedModel:
             params = params or Sampling()
             breakers = self.runtime.samplers.breakers(params)
             self.runtime.samplers.make(params, 0, (), last_n, breakers)
-            self.prompts.processors(None, logit_bias, grammar, limit)
+            processors()
             if grammar is not None:
                 grammar.check(self.prompts.vocabulary)
-            stops = stop_bytes(stop)
-
-        def processors() -> LogitsProcessor | None:
-            found = self.prompts.processors(None, logit_bias, grammar, limit)
-            return None if found is None else _Asked(found)
-
-        return Request(
-            ids=ids,
-            limit=most,
-            params=params,
-            seed=self.runtime.seed(None) if seed is None or seed < 0 else seed,
-            stops=stops,
-            n=n,
-            processors=processors,
-            n_top=logprobs,
-            echo=echo and logprobs is not None,
-            offset=len(self.prompts.text(prompt)) if logprobs is not None else 0,
-            with_end=echo,
-            shown={token: text.encode("utf-8") for text, token in (shown or {}).items()},
-            criteria=criteria,
-            drafts=self.runtime.new_drafts,
-            owner=owner,
-            last_n=last_n,
-            breakers=breakers,
-            shared=self._shared(prompt, ids, shared),
-        )
-
-    def _shared(self, prompt: Text, ids: Sequence[int], lengths: Sequence[int]) -> Sequence[int]:
-        return self.prompts.positions(self.prompts.text(prompt), ids, lengths) if lengths else ()
+            return self.runtime.request(
+                prompt,
+                ids,
+                most,
+                seed=None if seed is not None and seed < 0 else seed,
+                stop=stop,
+                shown=shown,
+                shared=shared,
+                params=params,
+                n=n,
+                processors=processors,
+                n_top=logprobs,
+                echo=echo and logprobs is not None,
+                offset=len(self.prompts.text(prompt)) if logprobs is not None else 0,
+                with_end=echo,
+                criteria=criteria,
+                owner=owner,
+                last_n=last_n,
+                breakers=breakers,
+            )
 
     def turn(
         self,
