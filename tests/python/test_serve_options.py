@@ -16,7 +16,7 @@ from powerinfer_cpp.core.gguf import Gguf
 from powerinfer_cpp.core.plan import memory_plan
 from powerinfer_cpp.run.context_size import ENOUGH, SHARE, context_size
 from powerinfer_cpp.run.options import Options
-from powerinfer_cpp.server.served import session_fields
+from powerinfer_cpp.run.shared_session import session_fields
 from powerinfer_cpp.server.settings import Defaults, Settings
 
 PROMPT = "Once upon a time, there was a"

@@ -23,7 +23,7 @@ N = 20  # units of the stand-in
 class Model:
     """What a view asks of a served model."""
 
-    records, sparse, unit = True, True, "neurons"
+    records, sparse, kind = True, True, "neurons"
     engine = SimpleNamespace(error=None)
 
     def __init__(self) -> None:
@@ -31,6 +31,7 @@ class Model:
         self.changes: list[bool] = []
         self.gate = threading.Event()  # recording begins and ends only while it is set
         self.gate.set()
+        self.units = self
 
     def tiers(self) -> np.ndarray:
         return np.ones(N, np.uint8)

@@ -1,7 +1,6 @@
 """A model that many requests share: a scheduler writes their texts."""
 
 import functools
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,30 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from .._native import lib
-from ..convert.activations import SMOOTH
 from ..core.embedding import MEAN, POOLINGS, Embedder
-from ..core.errors import OutOfMemoryError, RequestError, about_request
-from ..core.gguf import Gguf
+from ..core.errors import RequestError, about_request
 from ..core.logits import LogitsProcessor, StoppingCriteria
-from ..core.model import SPARSE_MODES, release
-from ..core.plan import memory_plan
+from ..core.model import release
 from ..core.sampling import Sampling
 from ..core.session import Session
-from ..run import sequences
 from ..run.engine import Engine
 from ..run.options import Options
 from ..run.prefix_files import PrefixFiles
-from ..run.prefixes import N_PINS, N_PINS_WITH_STATES, Prefixes, room_for
 from ..run.requests import Request, Ticket, Update, n_following
 from ..run.runtime import Runtime
 from ..run.scheduler import Scheduler
+from ..run.shared_session import open_prefixes, rows_for_prefixes, session_fields
 from ..text.chat import Message
 from ..text.grammar import LlamaGrammar
 from ..text.prompts import Text
 from ..text.thinking import Thinking
 from ..text.thought_limit import ThoughtLimit
 from ..text.tool_chat import Turn
+from .units import Units
 
 
 class ServedModel:
@@ -45,8 +40,9 @@ class ServedModel:
     of thoughts. chat_template: a Jinja template in place of the file's. options: those of `Llama`,
     which says what it raises; n_ctx is the context of each text.
 
-    engine: what runs the requests. scheduler: the engine's, for its counts; only the engine's
-    thread may change it. prefixes: what keeps them on disk; None: nothing does.
+    units: what the view shows of it. engine: what runs the requests. scheduler: the engine's, for
+    its counts; only the engine's thread may change it. prefixes: what keeps them on disk; None:
+    nothing does.
     """
 
     def __init__(
@@ -71,7 +67,7 @@ class ServedModel:
         self.records = "device" not in given.model
         n_rows = 0
         if prefix_files is not None:
-            n_rows = min(fields["n_ctx"], _rows_for_prefixes(given, fields))
+            n_rows = min(fields["n_ctx"], rows_for_prefixes(given, fields))
         self.runtime = Runtime(given, fields, n_rows, n_parallel)
         self.model, self.prompts = self.runtime.model, self.runtime.prompts
         if chat_template is not None:
@@ -83,10 +79,13 @@ class ServedModel:
         self.runtime.adapters.apply(self._session)
         if self.records:
             self._session.record(False)
+        self.units = Units(self.model, self._session)
         self.prefixes = None
         if prefix_files is not None:
             pins = range(fields["n_seq"] - n_pins, fields["n_seq"])
-            self.prefixes = self._new_prefixes(prefix_files, owner_key, fields, pins)
+            self.prefixes = open_prefixes(
+                prefix_files, owner_key, self.runtime, self._session, fields, pins
+            )
         self.scheduler = Scheduler(
             self._session,
             fields["n_seq"] - n_pins,
@@ -258,60 +257,6 @@ class ServedModel:
         found = self.model.storage()
         return found is not None and found.unit == "experts"
 
-    @property
-    def unit(self) -> str:
-        """What is computed or not, and has a tier: "experts" where a row computes all of an
-        expert, else "neurons". A layer without experts counts as one expert."""
-        return "experts" if self._whole_experts else "neurons"
-
-    @functools.cached_property
-    def sparse(self) -> bool:
-        """Can a token leave units out? Of a dense model with a smooth activation
-        every neuron contributes to every token."""
-        of = self.model
-        if of.has_experts or of.has_predictors or of.activation not in SMOOTH:
-            return True
-        return bool(np.any(np.asarray(of.gguf.value("powerinfer.ffn.threshold", 0.0)) != 0))
-
-    def fired(self, bits: np.ndarray) -> np.ndarray:
-        """Bits that `watch` gave as flags: bool [units of the model], as in `tiers`."""
-        flags = []
-        for i, size in enumerate(self.model.sizes):
-            of_layer = self._session.layer_fired_bits(i, bits)
-            if self._whole_experts:
-                flags.append(of_layer.any(axis=-1))
-                continue
-            unpacked = np.unpackbits(of_layer, axis=-1, count=size.n_ff, bitorder="little")
-            flags.append(unpacked.reshape(-1))
-        return np.concatenate(flags).astype(bool)
-
-    def layer_units(self) -> list[int]:
-        """Experts of each layer, or neurons of all of its experts."""
-        return [
-            size.shape[0] if self._whole_experts else math.prod(size.shape)
-            for size in self.model.sizes
-        ]
-
-    def tiers(self) -> np.ndarray:
-        """Where each unit is now, by the numbers of tiers: uint8 [units of the model], layer after
-        layer, [experts] or [experts, n_ff] each."""
-        found = [self.model.tiers(i) for i in range(self.model.n_layer)]
-        if self._whole_experts:
-            found = [tiers.min(axis=1) for tiers in found]
-        return np.concatenate([tiers.reshape(-1) for tiers in found])
-
-    def bytes_per_unit(self) -> float:
-        """Bytes of a neuron's rows, or of an expert, on average."""
-        of = self.model
-        ffn = [t.n_bytes for t in of.gguf.tensors if ".ffn_" in t.name and "norm" not in t.name]
-        return sum(ffn) / sum(self.layer_units())
-
-    @functools.cached_property
-    def _whole_experts(self) -> bool:
-        rows = (".ffn_down_t", ".ffn_bundle", ".ffn_up_down_rows")  # a neuron can be left out
-        names = [tensor.name for tensor in self.model.gguf.tensors]
-        return self.model.has_experts and not any(part in name for part in rows for name in names)
-
     def _checked_ids(self, prompt: Text) -> list[int]:
         """The ids of a prompt. Raises ValueError for ids that the model does not have: the engine
         would refuse all that it computes with them."""
@@ -334,69 +279,6 @@ class ServedModel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _new_prefixes(
-        self,
-        files: PrefixFiles,
-        owner_key: Callable[[str], bytes],
-        fields: Mapping[str, Any],
-        pins: Sequence[int],
-    ) -> Prefixes | None:
-        """What keeps prefixes on disk. None, with a warning, where there is no memory for it."""
-        session, given = self._session, self.runtime.options
-        # A state names model, numerics and types by its header; what else changes results is here.
-        options = {name: given.session[name] for name in given.session.keys() - _SPEED}
-        placed = ("device", "n_gpu_layers", "vram_budget", "overrides")
-        options |= {name: given.model.get(name) for name in placed}
-        adapters = [(Path(path).name, scale) for path, scale in self.runtime.adapters.listed()]
-        about = repr((sorted(options.items()), adapters)).encode("utf-8", "surrogateescape")
-        try:
-            return Prefixes(
-                files,
-                self.model,
-                session,
-                session.save() + about,
-                owner_key,
-                masked=self.model.has_predictors and SPARSE_MODES[fields["sparse"]] == "auto",
-                pins=pins,
-                n_kv=fields["n_kv"],
-                **_prefix_bytes(self.model.plan(**fields), fields),
-            )
-        except OutOfMemoryError as error:
-            files.warn(f"prompts are not kept on disk: {error}")
-            return None
-
-
-def session_fields(
-    given: Options, n_parallel: int, n_kv: int | None, keeps_prefixes: bool
-) -> tuple[dict[str, Any], int]:
-    """Fields of the session of a server's model, and how many of its sequences are for prefixes on
-    their way to and from the disk."""
-    with Gguf(given.model_path) as gguf:
-        n_ctx, has_states = given.session["n_ctx"] or gguf.n_ctx_train, gguf.has_states
-    n_pins = (N_PINS_WITH_STATES if has_states else N_PINS) if keeps_prefixes else 0
-    shared = sequences.fields(n_parallel, n_ctx, n_kv, given.session["n_batch"], n_pins, has_states)
-    fields = {**given.session, "n_ctx": n_ctx, **shared}
-    if "device" not in given.model:  # what `watch` sees takes memory from the beginning
-        fields["record"] = lib.PI_RECORD_BITS
-    return fields, n_pins
-
-
-def _rows_for_prefixes(given: Options, session: dict[str, Any]) -> int:
-    """The room for prefixes on their way, in rows of logits: so much a model that runs from
-    storage leaves free."""
-    plan = memory_plan(given.model_path, given.model, session)
-    with Gguf(given.model_path) as gguf:
-        tokens = gguf.value("tokenizer.ggml.tokens")
-    row = 4 * max(1, len(tokens) if isinstance(tokens, list) else 1)
-    return -(-room_for(**_prefix_bytes(plan, session)) // row)
-
-
-def _prefix_bytes(plan: Mapping[str, Any], session: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of a position in the cache, and of a sequence's states, of which there are two."""
-    kv = sum(plan[tier].get("kv", 0) for tier in ("ram", "gpu"))
-    states = plan["ram"].get("states", 0) // (2 * session["n_seq"])
-    return {"position_bytes": kv // session["n_kv"], "state_bytes": states}
-
 
 class _Asked:
     """A processor that a request asked for: a grammar that cannot go on is the request's fault.
@@ -411,10 +293,3 @@ class _Asked:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._processor, name)
-
-
-# Fields of a session that change no result.
-_SPEED = {
-    *("n_ctx", "n_batch", "n_ubatch", "n_logits", "n_threads", "n_threads_batch"),
-    "n_checkpoints",
-}

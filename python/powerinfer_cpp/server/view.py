@@ -47,7 +47,7 @@ class View:
         self._recording = self.ended = False
         self._turn = asyncio.Lock()  # one begins or ends recording at a time
         self._changes: set[asyncio.Task[None]] = set()
-        self._tiers = model.tiers()
+        self._tiers = model.units.tiers()
         self._told = time.monotonic()  # when these tiers were asked for
         self._after = self._tiers  # the last token, where every token changes them
 
@@ -58,16 +58,16 @@ class View:
 
     def describe(self) -> dict[str, Any]:
         """GET /view."""
-        self._tiers = self._model.tiers()
+        self._tiers = self._model.units.tiers()
         return {
-            "layers": len(self._model.layer_units()),
-            "unit": self._model.unit,
-            "layer_units": self._model.layer_units(),
+            "layers": len(self._model.units.layer_units()),
+            "unit": self._model.units.kind,
+            "layer_units": self._model.units.layer_units(),
             "tiers": base64.b64encode(self._tiers.tobytes()).decode(),
-            "bytes_per_unit": self._model.bytes_per_unit(),
+            "bytes_per_unit": self._model.units.bytes_per_unit(),
             "names": NAMES,
             "live": self.live,
-            "sparse": self._model.sparse,
+            "sparse": self._model.units.sparse,
             "memory": self._memory(),
         }
 
@@ -134,7 +134,7 @@ class View:
         """The tiers, at most TIERS_SECONDS old; watchers share them."""
         if time.monotonic() - self._told >= TIERS_SECONDS:
             self._told = time.monotonic()
-            self._tiers = await asyncio.to_thread(self._model.tiers)
+            self._tiers = await asyncio.to_thread(self._model.units.tiers)
         return self._tiers
 
     def _is_watched(self, ticket: Ticket) -> bool:
@@ -145,18 +145,18 @@ class View:
     def _note(self, ticket: Ticket, token: int, bits: np.ndarray) -> None:
         """Called in the engine's thread for each token."""
         before = None
-        if self._model.unit == "experts":
-            before, self._after = self._after, self._model.tiers()
+        if self._model.units.kind == "experts":
+            before, self._after = self._after, self._model.units.tiers()
         with self._lock:
             for watcher in self._watchers:
                 if watcher.owner == ticket.request.owner:
                     watcher.note(ticket.number, _Ran(token, bits, before))
 
     def _token_frame(self, number: int, ran: "_Ran") -> bytes:
-        flags = self._model.fired(ran.bits)
+        flags = self._model.units.fired(ran.bits)
         tiers = self._tiers if ran.tiers is None else ran.tiers
         by_tier = np.bincount(tiers[flags], minlength=3)
-        read = by_tier * self._model.bytes_per_unit()
+        read = by_tier * self._model.units.bytes_per_unit()
         share = by_tier.sum() / self._tiers.size
         head = struct.pack("<IIf3f", number, ran.token, share, *read)
         return _frame(1, head + np.packbits(flags, bitorder="little").tobytes())

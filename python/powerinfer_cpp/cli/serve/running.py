@@ -14,8 +14,8 @@ from ...core.sampling import Sampling
 from ...run.context_size import context_size
 from ...run.options import Options
 from ...run.prefix_files import PrefixFiles
+from ...run.shared_session import session_fields
 from ...server.run import run as run_server
-from ...server.served import session_fields
 from ...server.settings import Defaults, Settings
 from .. import chat_options, llama_server
 from ..common import adapter_options, llama_options, note_device
