@@ -1,4 +1,16 @@
-"""powerinfer_cpp: language models from GGUF files. `from powerinfer_cpp import Llama`."""
+"""powerinfer_cpp: language models from GGUF files. `from powerinfer_cpp import Llama`.
+
+The package's floors, the lowest first; a module imports only from its own floor and from lower ones:
+
+- core: the C library as Python objects: models, sessions, samplers, plans, errors.
+- text: from texts to token ids and back: templates, tool calls, thoughts, grammars.
+- run: from token ids to tokens: sequences, scheduling, drafts, saved prefixes (words: run/__init__).
+- this folder: `Llama`, and the modules that llama-cpp-python has beside it.
+- convert, quantize, bundle: make files. profile, placement, predictor, relufy, measure, plot,
+  perplexity: measure models, and decide where neurons lie.
+- server: the HTTP server and its page.
+- cli, ray: programs.
+"""
 
 from pathlib import Path as _Path
 

@@ -75,7 +75,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _rank(name: str) -> int:
-    """The less, the rather a file is taken."""
+    """Rank of a file by its name; the file with the lowest rank is downloaded."""
     for i, quant in enumerate(_PREFERRED):
         if _has_word(name, quant):
             return i

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -93,3 +94,13 @@ def test_no_import_goes_round() -> None:
 def test_floors_are_folders() -> None:
     tops = {name.split(".")[0] for name in modules()}
     assert not {name for names in FLOORS for name in names if name} - tops
+
+
+def test_the_package_tells_its_floors() -> None:
+    told = ast.get_docstring(ast.parse((PACKAGE / "__init__.py").read_text())) or ""
+    rows = [line[2:] for line in told.splitlines() if line.startswith(("- ", "  "))]
+    named = " ".join(rows)
+    for floor in FLOORS:
+        for part in floor:
+            if part.strip("_") == part and part:
+                assert re.search(rf"\b{part}\b", named), part

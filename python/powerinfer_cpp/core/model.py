@@ -251,8 +251,8 @@ class Model:
         return ids, n[0]
 
     def tokenize_behind(self, text: bytes, special: bool = False) -> list[int]:
-        """Ids of a text that follows another one: without the space that some vocabularies add to
-        a text. It stays where a vocabulary joins it with what follows."""
+        """Ids of a text that follows another text. Some vocabularies put a space before every text;
+        here it is left out, unless it is part of the first token."""
         ids = self.tokenize(text, special)
         if b"".join(self.text(token, special) for token in ids) == text:
             return ids

@@ -20,7 +20,7 @@ _LEGACY: dict[str, tuple[Any, ...]] = {
     "offload_kqv": (True,),
     "no_perf": (False,),
 }
-# What changes no result here: old ones, there is one attention, adapters need no other base.
+# Options that are accepted and ignored, because no value of them changes a result here.
 _LEGACY_ANY = {"n_parts", "f16_kv", "flash_attn", "lora_base"}
 # Those that would change a model's results, with the values that do not ask for that.
 _OVERRIDES: dict[str, tuple[Any, ...]] = {

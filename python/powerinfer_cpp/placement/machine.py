@@ -98,10 +98,10 @@ class Machine:
     def least_neurons(self, neuron_bytes: float, reads: np.ndarray, instead: float = 0.0) -> int:
         """C_l: number of neurons on the GPU that save as much time as the waiting costs.
 
-        reads: [n] reads of each neuron per token, in the order in which the GPU takes them. All
-        ones gives the paper's C_l = T_sync / (T_CPU - T_GPU), where every neuron costs one read.
-        instead: reads of the neuron that takes its place in RAM and would be in storage otherwise.
-        Returns n + 1 if all neurons are not enough.
+        reads: [n] how often a token reads each neuron, in the order in which neurons move to the
+        GPU. If every entry is 1, the result is the paper's C_l = T_sync / (T_CPU - T_GPU).
+        instead: how often a token reads the neuron that moves from storage to the freed place in
+        RAM. Returns n + 1 if even all neurons save less than the waiting costs.
         """
         in_ram = 1 / self.neurons_in_ram
         saved = reads * (in_ram - 1 / self.gpu) + instead * max(0.0, 1 / self.storage - in_ram)

@@ -23,9 +23,9 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What training has made: its layers with neurons, and the perplexity with predictors beside
-    that of exact mode, both on text that decided nothing of it. n_tokens: recorded ones. notes:
-    sentences.
+    """The result of training: the layers that have neurons, and the perplexity with predictors and
+    in exact mode, both measured on held-out text. n_tokens: tokens that were recorded. notes:
+    sentences for the user.
     """
 
     layers: list[LayerReport]

@@ -106,8 +106,8 @@ def check(model: Model) -> None:
 
 @dataclass
 class Sketches:
-    """Sketches of layers, each of rank 1. tensors: the model's; rows: of the pairs, that set
-    thresholds. With the methods of Mlps."""
+    """Predictors of rank 1, one for each layer, with the methods of Mlps. tensors: of the model.
+    rows: of the recorded pairs, from which thresholds are chosen."""
 
     pairs: Pairs
     tensors: dict[str, Stored]

@@ -17,4 +17,21 @@ Who owns a sequence of a session, and who may shorten it:
   guesses are few enough that their call can be taken back, and a `Generation` has the positions
   where checkpoints are kept (core/state.py, docs/states.md).
 - `FileDraft` owns all sequences of the draft model's session, by a `Sequences` of its own.
+
+Words of this folder and of the server:
+
+- request: a prompt and what is asked of the texts after it (requests.py). ticket: a request that a
+  scheduler has taken, with its times and counts.
+- text: one of the `n` answers to a request; a `Generation` while it is written.
+- piece: the part of a text that one or more tokens have made certain. update: what a step brought
+  for one text, as a rule a piece.
+- step: one pass of a scheduler over its texts. pass: one evaluation of the model.
+- sender: who takes turns with others. owner: whose saved prefixes a request may use.
+- prefix: the beginning of a prompt whose positions are computed already. shared positions: where
+  later prompts are likely to leave a prefix.
+- draft: guessed tokens that the next pass checks.
+- job (server): the requests of one body, and the form of their answer.
+- form (server): how a dialect writes an answer, whole or as events. part (text/tools): content, a
+  thought or a call of an answer that was read.
+- shares (server): places for work in threads, of which each sender has only a few.
 """

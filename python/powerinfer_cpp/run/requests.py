@@ -33,8 +33,8 @@ class Request:
     were generated; None: none. endless: ids alone, without text, until the criteria end them.
     owner: whose prefixes may be used. sender: who takes turns with others.
     last_n: tokens that get penalties, -1: all; None: as many as usual. breakers: those of params,
-    if they are known. shared: positions of the prompt where other ones are expected to go on in
-    another way.
+    if they are known. shared: positions of the prompt at which later prompts are
+    likely to differ, such as the end of a system message.
     """
 
     ids: Sequence[int]

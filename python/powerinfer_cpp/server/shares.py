@@ -99,8 +99,8 @@ class Shares:
         background: Background | None = None,
     ) -> Result:
         """What work gives, in a thread, when it is the sender's turn. background: one of these.
-        Raises Refusal if too many of a sender wait. Who is cancelled waits no more, but has the
-        place until the thread is done: it cannot be stopped."""
+        Raises Refusal if too many calls of a sender wait. A thread cannot be stopped: a call that
+        is cancelled keeps its place until its thread has ended."""
         if self._may_have_one(sender):
             self._take(sender)
         else:

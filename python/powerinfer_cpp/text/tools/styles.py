@@ -50,8 +50,8 @@ class Style:
     opening: stands before a call or before a list of calls. closing: may follow. call: texts before
     and after the arguments of a call, with {name}, and {id} of the form `id`. control: texts that
     may be control tokens of the model; they must show in the text that is parsed.
-    between: what stands between two calls; None: a forced answer has one. before: between `opening`
-    and the first call.
+    between: the text between two calls; None: the style has no second call, so a constrained answer
+    makes only one. before: the text between `opening` and the first call.
     also, heads, ends: other spellings of `opening` and `closing`, in pairs, of call[0] and of
     call[1]. tags: a call is read as `call` says, else it is a JSON object, or a name and arguments.
     listed: calls are items of a JSON list. bare: a call may begin without `opening`, where the
