@@ -1,10 +1,10 @@
 """powerinfer_cpp: language models from GGUF files. `from powerinfer_cpp import Llama`.
 
-The package's floors, the lowest first; a module imports only from its own floor and from lower ones:
+The package's floors, the lowest first. A module imports from its own floor and from lower ones:
 
 - core: the C library as Python objects: models, sessions, samplers, plans, errors.
 - text: from texts to token ids and back: templates, tool calls, thoughts, grammars.
-- run: from token ids to tokens: sequences, scheduling, drafts, saved prefixes (words: run/__init__).
+- run: from token ids to tokens: sequences, scheduling, drafts, saved prefixes; it has a glossary.
 - this folder: `Llama`, and the modules that llama-cpp-python has beside it.
 - convert, quantize, bundle: make files. profile, placement, predictor, relufy, measure, plot,
   perplexity: measure models, and decide where neurons lie.

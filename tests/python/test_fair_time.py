@@ -26,9 +26,10 @@ from powerinfer_cpp.run.pace import (
 )
 from powerinfer_cpp.run.requests import Request
 from powerinfer_cpp.run.scheduler import MASK_SECONDS
-from powerinfer_cpp.server import app, preparing, status
+from powerinfer_cpp.server import app, status
 from powerinfer_cpp.server import shares as shares_module
 from powerinfer_cpp.server.background import TOKENISING
+from powerinfer_cpp.server.routes import preparing
 from powerinfer_cpp.server.served import ServedModel
 from powerinfer_cpp.server.shares import ProcessorTime, Shares
 from powerinfer_cpp.text import grammar as grammar_module

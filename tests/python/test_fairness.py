@@ -22,7 +22,7 @@ from powerinfer_cpp.run.turns import shared
 from powerinfer_cpp.server.background import EMBEDDING, TOKENISING
 from powerinfer_cpp.server.errors import Refusal
 from powerinfer_cpp.server.limits import sender_of
-from powerinfer_cpp.server.routes import Cost
+from powerinfer_cpp.server.routes.route import Cost
 from powerinfer_cpp.server.served import ServedModel
 from powerinfer_cpp.server.settings import Settings
 from powerinfer_cpp.server.shares import Shares

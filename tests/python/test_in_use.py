@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from powerinfer_cpp.run import in_use as in_use_module
@@ -20,11 +23,11 @@ def test_only_the_end_waits() -> None:
         used.end()
         ended.set()
 
-    with used, used:
+    with used(), used():
         thread = threading.Thread(target=end)
         thread.start()
         wait_for(lambda: used.over)
-        with pytest.raises(ValueError, match="it is over"), used:
+        with pytest.raises(ValueError, match="it is over"), used():
             pass
         assert not ended.wait(0.05)
     thread.join(10)
@@ -35,9 +38,43 @@ def test_only_the_end_waits() -> None:
 def test_a_fork_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its other threads are gone, and will not say that they have ended."""
     used = InUse("it is over")
-    with used:
+    with used():
         monkeypatch.setattr(in_use_module.os, "getpid", lambda: -1)
         used.end()
+
+
+def test_ctrl_c_at_any_place(tmp_path: Path) -> None:
+    """Wherever it comes, nothing is in use afterwards, and the end does not wait for ever."""
+    n, used = 0, InUse("it is over")
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal n
+        if frame.f_code.co_filename != in_use_module.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        n -= 1
+        if n == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    def use() -> None:
+        with used():
+            pass
+
+    for first in range(1, 1000):
+        n = first
+        sys.settrace(trace)
+        try:
+            use()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert not any(of() for of in used._uses), first
+        if n > 0:  # it was over before
+            break
+    assert 20 < first < 999
+    used.end()
 
 
 def test_tokens_while_the_model_is_locked(model_path: Path) -> None:

@@ -95,7 +95,7 @@ class Runtime:
     @cached_property
     def metadata(self) -> dict[str, str]:
         """`Llama.metadata`."""
-        with self.in_use:
+        with self.in_use():
             values = self.model.gguf.metadata
         return {
             key: str(value).lower() if isinstance(value, bool) else str(value)

@@ -155,8 +155,8 @@ def fields(
 
     n_kv: positions of all together; None: n_parallel * n_ctx. n_pins: further sequences, the last
     ones. has_states: the model has layers with a state, for which each sequence takes memory; then
-    only as many prefixes are kept as `take` needs. Raises ValueError for more sequences than a
-    session can have.
+    it keeps no more prefixes than `take` needs. Raises ValueError for more sequences than a session
+    can have.
     """
     if n_parallel + _BESIDE + n_pins > MOST_SEQUENCES:
         most = MOST_SEQUENCES - _BESIDE - n_pins

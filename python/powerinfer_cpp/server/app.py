@@ -20,13 +20,13 @@ from .dialects.dialect import dialect_of
 from .errors import Refusal, log, refusal_of
 from .limits import Arriving, Body, Guard, Guarded, RawHeaders, owner_key
 from .models import Models
-from .openapi import description
-from .preparing import Preparing
-from .routes import Call, Route, as_json
+from .routes.openapi import description
+from .routes.preparing import Preparing
+from .routes.route import Call, Route, as_json
+from .routes.states import Page, StateRoutes
+from .routes.texts import TextRoutes
 from .settings import Settings
 from .shares import ProcessorTime
-from .state_routes import Page, StateRoutes
-from .text_routes import TextRoutes
 from .update_queues import UpdateQueues
 
 # Requests that a client may make at once beside texts that are written, in seconds of what each

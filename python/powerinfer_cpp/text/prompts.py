@@ -3,7 +3,7 @@
 import codecs
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any
@@ -53,7 +53,7 @@ class Prompts:
     def __init__(
         self,
         model: Model,
-        in_use: AbstractContextManager[None],
+        in_use: Callable[[], AbstractContextManager[None]],
         named: chat.ChatFormat | None,
         name: str | None,
         spm_infill: bool,
@@ -73,7 +73,7 @@ class Prompts:
         """`Llama.tokenize`."""
         if not isinstance(text, bytes | bytearray | memoryview):
             raise TypeError(f"tokenize takes bytes, not {type(text).__name__}")
-        with self._in_use:
+        with self._in_use():
             ids = self._model.tokenize(bytes(text), special)
         before = [self._model.bos] if add_bos and self._model.add_bos else []
         after = [self._model.eos] if add_bos and self._model.add_eos else []
@@ -88,7 +88,7 @@ class Prompts:
             ids: Sequence[int] = tokens
         else:
             ids = [whole("a token id", token) for token in tokens]
-        with self._in_use:
+        with self._in_use():
             known = {token: self._model.text(token, special) for token in set(ids)}
             parts = (ids[first : first + _LONG] for first in range(0, len(ids), _LONG))
             text = b"".join(b"".join(map(known.__getitem__, part)) for part in parts)
@@ -97,21 +97,21 @@ class Prompts:
 
     def behind(self, text: str | bytes, special: bool = False) -> list[int]:
         """The ids of a text that follows another. special: texts of control tokens become those."""
-        with self._in_use:
+        with self._in_use():
             return self._model.tokenize_behind(encoded(text), special=special)
 
     def token_bytes(self, token: int) -> bytes | None:
         """Bytes that a token adds to a text; None for an end token."""
-        with self._in_use:
+        with self._in_use():
             return None if self._model.ends(token) else self._model.text(token)
 
     def _text_bytes(self, token: int) -> bytes:
-        with self._in_use:
+        with self._in_use():
             return self._model.text(token)
 
     def any_bytes(self, token: int) -> bytes:
         """Bytes of a token, also of a control token."""
-        with self._in_use:
+        with self._in_use():
             return self._model.text(token, True)
 
     def name_bytes(self, token: int, first: bool) -> bytes:
@@ -122,7 +122,7 @@ class Prompts:
     @cached_property
     def end_tokens(self) -> list[int]:
         """The tokens that end a text."""
-        with self._in_use:
+        with self._in_use():
             return [i for i in range(self._model.n_vocab) if self._model.ends(i)]
 
     def placed(self, ids: Sequence[int], text: str, rows: Sequence[Choice]) -> list[Placed]:
@@ -147,7 +147,7 @@ class Prompts:
     def vocabulary(self) -> Vocabulary:
         """What grammars need of the model. Made once; then nobody waits for it."""
         if self._vocabulary is None:
-            with self._making, self._in_use:
+            with self._making, self._in_use():
                 self._vocabulary = self._vocabulary or Vocabulary(self._model)
         return self._vocabulary
 
@@ -184,7 +184,7 @@ class Prompts:
         they are."""
         if not isinstance(prompt, str | bytes):
             return as_tokens(prompt).tolist()
-        with self._in_use:
+        with self._in_use():
             ids = self._model.tokenize(encoded(prompt), special=True)
         bos = self._model.bos
         if bos >= 0 and (not ids or self._model.add_bos and ids[0] != bos):
@@ -215,7 +215,7 @@ class Prompts:
             encoded(part) if isinstance(part, str | bytes) else as_tokens(part).tolist()
             for part in (prefix, suffix)
         )
-        with self._in_use:
+        with self._in_use():
             of = (self.fim_tokens, before, behind, self.spm_infill, files, most)
             return infill_ids(self._model, *of)
 
@@ -282,7 +282,7 @@ class Prompts:
 
     def control_tokens(self, texts: Iterable[str]) -> dict[str, int]:
         """Those of these texts that are control tokens, with their ids."""
-        with self._in_use:
+        with self._in_use():
             return control_tokens(self._model, texts)
 
     def _template_format(self, key: str) -> chat.TemplateFormat | None:
@@ -290,7 +290,7 @@ class Prompts:
         return self._template(source) if has_template(source) else None
 
     def _value(self, key: str) -> Any:
-        with self._in_use:
+        with self._in_use():
             return self._model.gguf.value(key)
 
     def _template(self, source: str) -> chat.TemplateFormat:

@@ -7,15 +7,15 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from . import discovery, status
-from .answering import StreamResponse
-from .dialects.bodies import ModelBody
-from .errors import Refusal
-from .models import Models
+from .. import discovery, status
+from ..answering import StreamResponse
+from ..dialects.bodies import ModelBody
+from ..errors import Refusal
+from ..models import Models
+from ..settings import Settings
+from ..view import MOST_WATCHERS, View
 from .preparing import Preparing
-from .routes import BYTES, EVENTS, TEXT, Call, Route, as_json, json
-from .settings import Settings
-from .view import MOST_WATCHERS, View
+from .route import BYTES, EVENTS, TEXT, Call, Route, as_json, json
 
 
 class StateRoutes:
@@ -174,7 +174,7 @@ class Page:
         return FileResponse(file, headers=headers, media_type=_TYPES[file.suffix])
 
 
-_FOLDER = Path(__file__).parent / "page"
+_FOLDER = Path(__file__).parents[1] / "page"
 _TYPES = {
     ".html": "text/html",
     ".css": "text/css",

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.responses import Response
 
-from ..core.errors import about_request
-from .answering import WholeResponse, encode
-from .dialects import openai
-from .dialects.bodies import (
+from ...core.errors import about_request
+from ..answering import WholeResponse, encode
+from ..dialects import openai
+from ..dialects.bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -17,19 +17,19 @@ from .dialects.bodies import (
     TokenizeBody,
     check_adapters,
 )
-from .dialects.dialect import ANTHROPIC
-from .dialects.infill import InfillBody, infill_job
-from .dialects.messages import CountBody, MessagesBody, count_tokens, messages_job
-from .dialects.native import NativeCompletionBody, completion_job
-from .dialects.responses import ResponsesBody, count_response_tokens, responses_job
-from .errors import Refusal
-from .models import Models
+from ..dialects.dialect import ANTHROPIC
+from ..dialects.infill import InfillBody, infill_job
+from ..dialects.messages import CountBody, MessagesBody, count_tokens, messages_job
+from ..dialects.native import NativeCompletionBody, completion_job
+from ..dialects.responses import ResponsesBody, count_response_tokens, responses_job
+from ..errors import Refusal
+from ..models import Models
+from ..recorded import Recorded, packed, recorded_bytes
+from ..settings import Settings
+from ..texts import Job, answer
+from ..update_queues import UpdateQueues
 from .preparing import Preparing
-from .recorded import Recorded, packed, recorded_bytes
-from .routes import Call, Cost, Route, Serve, as_json, json
-from .settings import Settings
-from .texts import Job, answer
-from .update_queues import UpdateQueues
+from .route import Call, Cost, Route, Serve, as_json, json
 
 _COUNT = {"object": "response.input_tokens"}
 

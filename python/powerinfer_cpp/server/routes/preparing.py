@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from .answering import encode, while_connected
-from .background import EMBEDDING
-from .dialects.bodies import decode
-from .limits import check_depth
-from .models import Models
-from .routes import Call, Cost
-from .settings import Settings
-from .shares import ProcessorTime, Shares
+from ..answering import encode, while_connected
+from ..background import EMBEDDING
+from ..dialects.bodies import decode
+from ..limits import check_depth
+from ..models import Models
+from ..settings import Settings
+from ..shares import ProcessorTime, Shares
+from .route import Call, Cost
 
 # What a client may take of the processor at once beside texts that are written: seconds of work.
 WORK_BURST = 0.5

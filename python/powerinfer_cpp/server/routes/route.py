@@ -1,4 +1,4 @@
-"""What is served where: rows of the table in app.py, of which openapi.py makes a description."""
+"""What is served where: a row of the table, of which openapi.py makes a description."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .dialects.dialect import OPENAI, Dialect
-from .limits import Body
+from ..dialects.dialect import OPENAI, Dialect
+from ..limits import Body
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 BYTES = "application/octet-stream"

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from .routes import EVENTS, JSON, Route
+from .route import EVENTS, JSON, Route
 
 
 def description(routes: Sequence[Route]) -> bytes:

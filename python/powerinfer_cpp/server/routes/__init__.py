@@ -1,0 +1,1 @@
+"""What is served where: rows of a table (route.py), by what they serve."""
