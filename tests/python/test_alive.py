@@ -160,3 +160,34 @@ def test_a_server_that_ends_says_so(model_path: Path) -> None:
         assert program.process.returncode in (0, -signal.SIGTERM)
     (cut,) = (line for line in stderr.splitlines() if "the server ends" in line)
     assert "1 requests" in cut and "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("route", ["v1/chat/completions", "v1/completions", "completion"])
+def test_progress_of_a_prompt(route: str, model_path: Path) -> None:
+    """How far it is, before the first token and at it, in steps of a batch."""
+    words = "Once upon a time, there was a little dog. " * 40
+    asked = {"messages": [{"role": "user", "content": words}]} if "chat" in route else {}
+    body = {"max_tokens": 3, "n_predict": 3, "stream": True, "prompt": words, **asked}
+    with serving.in_thread(model_path, n_ctx=1024, n_batch=16, n_parallel=1) as running:
+        step = running.model.scheduler.step
+
+        def slow() -> Any:
+            time.sleep(0.05)
+            return step()
+
+        running.model.scheduler.step = slow
+        told = running.post(route, {**body, "return_progress": True}).text.splitlines()
+        events = [json.loads(line[6:]) for line in told if line.startswith("data: {")]
+        known = running.post(route, {**body, "return_progress": True}).text.splitlines()
+        plain = running.post(route, body).text
+    found = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+    n = found[0]["total"]
+    assert n > 200 and len(found) > 2
+    done = [each["processed"] for each in found]
+    assert done == sorted(done) and done[0] < n and done[-1] == n
+    times = [each["time_ms"] for each in found]
+    assert times == sorted(times) and times[-1] > 0
+    assert {each["cache"] for each in found} == {0}
+    first = next(json.loads(line[6:]) for line in known if line.startswith("data: {"))
+    assert first["prompt_progress"]["cache"] >= n - 16
+    assert text_of(route, told) and "prompt_progress" not in plain

@@ -178,8 +178,13 @@ def test_a_part(name: str) -> None:
     (only,) = of_messages([{"role": "user", "content": [result]}]).messages
     assert only == {"role": "tool", "tool_call_id": "t", "content": expected}
     if refused:
+        asked = [{"role": "assistant", "content": ""}, {"role": "user", "content": [part]}]
         with pytest.raises(Refusal, match=r"messages\[1\].*the model of this server reads text"):
-            of_messages([{"role": "assistant", "content": ""}, {"role": "user", "content": [part]}])
+            of_messages(asked)
+        assert of_messages(asked, omits=True).messages[-1]["content"] == expected
+        with pytest.raises(Refusal, match=r"input\[1\].*--omit-media"):
+            of_items(asked)
+        assert of_items(asked, omits=True).messages[-1]["content"] == expected
     else:
         text_of("content", part, asks=True)
 

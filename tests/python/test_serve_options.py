@@ -140,7 +140,7 @@ def test_what_is_refused(
 
 def test_minus_one_is_the_default(powerinfer: Callable[..., Done], model_path: Path) -> None:
     plain, given = (
-        powerinfer(model_path, "--plan", "-c", "64", *words)
+        powerinfer(model_path, "--plan", "-c", "64", "--ram-budget", "1", *words)
         for words in ([], ["-t", "-1", "-tb", "-1", "-np", "-1", "-n", "-1", "--seed", "-1"])
     )
     assert given.returncode == 0 and given.stdout == plain.stdout

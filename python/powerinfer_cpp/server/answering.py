@@ -161,14 +161,17 @@ class StreamResponse(Response):
             raise ClientGone from None
 
 
-async def joined(parts: AsyncIterator[list[Any]]) -> AsyncIterator[list[Any]]:
+async def joined(
+    parts: AsyncIterator[list[Any]], often: float | None = None
+) -> AsyncIterator[list[Any]]:
     """The parts; the first at once, and then those that come within some milliseconds together.
-    Where none comes for long, an empty one."""
+    Where none comes for long, an empty one. often: how many seconds are long before the first."""
     waiting: list[Any] = []
     changed, done = asyncio.Event(), False
     failure: list[BaseException] = []
     loop = asyncio.get_running_loop()
-    heard, patience = loop.time(), FIRST_SILENCE
+    heard, patience = loop.time(), FIRST_SILENCE if often is None else often
+    begun = False
     # One timer, which looks when it is due: none is set anew for each part.
     timer: list[asyncio.TimerHandle] = []
 
@@ -199,7 +202,8 @@ async def joined(parts: AsyncIterator[list[Any]]) -> AsyncIterator[list[Any]]:
             if waiting or silent:
                 found = list(waiting)
                 waiting.clear()
-                heard, patience = loop.time(), SILENCE
+                begun = begun or bool(found)
+                heard, patience = loop.time(), SILENCE if begun or often is None else often
                 yield found
             if done and not waiting:
                 break

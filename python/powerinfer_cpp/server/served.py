@@ -37,8 +37,9 @@ class ServedModel:
     of prefixes that are kept; None: n_parallel * n_ctx. n_queue: texts that may wait. deliver: see
     `Engine`. prefix_files: keep prefixes beyond the life of this object; owner_key: what an owner's
     are named by, the same in later lives. thinking: what requests begin with that do not say more
-    of thoughts. chat_template: a Jinja template in place of the file's. options: those of `Llama`,
-    which says what it raises; n_ctx is the context of each text.
+    of thoughts. chat_template: a Jinja template in place of the file's. omit_media: images and the
+    like that a user asks about are only named in the prompt, not refused. options: those of
+    `Llama`, which says what it raises; n_ctx is the context of each text.
 
     units: what the view shows of it. engine: what runs the requests. scheduler: the engine's, for
     its counts; only the engine's thread may change it. prefixes: what keeps them on disk; None:
@@ -57,9 +58,11 @@ class ServedModel:
         owner_key: Callable[[str], bytes] = str.encode,
         thinking: Thinking | None = None,
         chat_template: str | None = None,
+        omit_media: bool = False,
         **options: Any,
     ):
         self.thinking, self.n_parallel = thinking or Thinking(), n_parallel
+        self.omit_media = omit_media
         given = Options(model_path, **options)
         if given.chat_handler is not None and given.named_format is None:
             raise ValueError("chat_handler: a server takes one that a formatter makes, no other")

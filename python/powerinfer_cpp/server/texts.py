@@ -1,6 +1,7 @@
 """What all dialects share: requests are written, and their pieces collected or streamed."""
 
 import io
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ class Form(ABC):
     """How a dialect writes the answer of one job: at once, or as server-sent events."""
 
     dialect = OPENAI
+    silence: float | None = None  # seconds until `alive`, before the first piece; None: as usual
 
     @abstractmethod
     def whole(self, tickets: Sequence[Ticket], pieces: Sequence[Sequence[Piece]]) -> Any:
@@ -109,7 +111,7 @@ async def events(queues: UpdateQueues, job: Job, n_bytes: int) -> AsyncIterator[
     await queues.recall(job.model, job.requests)
     with queues.begin(job.model, job.requests) as writing:
         begun, n_chars = False, 0
-        async for updates in joined(writing.updates()):
+        async for updates in joined(writing.updates(), job.form.silence):
             found = merged(writing, updates)
             n_chars += sum(len(part.text) for _, part in found)
 
@@ -178,6 +180,26 @@ def event(data: Any, name: str | None = None) -> bytes:
     """A server-sent event, with a name in the dialects that name them."""
     named = b"" if name is None else b"event: %s\n" % name.encode()
     return named + b"data: " + encode(data) + b"\n\n"
+
+
+PROGRESS_SECONDS = 0.25  # between two words about a prompt
+
+
+def prompt_progress(model: ServedModel, ticket: Ticket) -> dict[str, float] | None:
+    """llama.cpp's `prompt_progress` of a request: tokens of its prompt, those that were known and
+    those that are computed, and how long it has taken so far; None before it begins."""
+    if ticket.began is None:
+        return None
+    n_ids, n_done = len(ticket.request.ids), ticket.n_reused
+    if ticket.first is not None:
+        n_done = n_ids
+    for other, index, _, done in model.engine.snapshot.texts:
+        if other is ticket and index == 0:
+            n_done = max(n_done, min(done, n_ids))
+    ended = time.perf_counter() if ticket.first is None else ticket.first
+    spent = 1e3 * (ended - ticket.began)
+    known = ticket.n_reused
+    return {"total": n_ids, "cache": known, "processed": n_done, "time_ms": spent}
 
 
 def timings(tickets: Sequence[Ticket], now: float = 0.0) -> dict[str, float]:

@@ -132,6 +132,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chat_options.add_template_arguments(parser)
     chat_options.add_arguments(parser)
     parser.add_argument(
+        "--omit-media",
+        action="store_true",
+        help="images, sounds and files in questions become [image omitted] and the like, in place "
+        "of an error",
+    )
+    parser.add_argument(
         "--pooling",
         choices=POOLINGS,
         help="what becomes of a text's vectors in embeddings (default: as the file says, or mean)",

@@ -15,7 +15,7 @@ from ...run.context_size import context_size
 from ...run.options import Options
 from ...run.prefix_files import PrefixFiles
 from ...run.shared_session import session_fields
-from ...server.run import run as run_server
+from ...server import run as server
 from ...server.settings import Defaults, Settings
 from .. import chat_options, llama_server
 from ..common import adapter_options, llama_options, note_device
@@ -25,7 +25,9 @@ from . import CACHE_GIB, KEY_VARIABLE, LOAD_MODES, PARALLEL, POOLINGS, REQUESTS,
 
 DEFAULT_MODEL = Path("models/stories-relu.Q8_0.gguf")
 # Arguments of `ServedModel` that `Llama` does not have.
-_OF_SERVER = ("n_parallel", "n_kv", "n_queue", "prefix_files", "thinking", "chat_template")
+_OF_SERVER = (
+    *("n_parallel", "n_kv", "n_queue", "prefix_files", "thinking", "chat_template", "omit_media"),
+)
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -44,7 +46,7 @@ def serve(args: argparse.Namespace) -> int:
     options |= sizes
     if args.plan:
         return _print_plans(paths, options)
-    run_server(paths, options, _settings(args), args.host, args.port, *_logging(args), ready)
+    server.run(paths, options, _settings(args), args.host, args.port, *_logging(args), ready)
     return 0
 
 
@@ -66,6 +68,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         "draft_model": draft_of(args),
         "pooling_type": POOLINGS.get(args.pooling, -1),
         "thinking": chat_options.thinking(args),
+        "omit_media": args.omit_media,
     }
     if args.prompt_cache_dir is not None:
         n_bytes = int((args.prompt_cache_size or CACHE_GIB) * 2**30)

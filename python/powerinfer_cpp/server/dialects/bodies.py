@@ -240,6 +240,7 @@ class _Texts(OpenAISampled, kw_only=True):
     stop: Texts | None = None
     stream_options: dict[str, Any] | None = None
     n_probs: int | None = None
+    return_progress: bool | None = None
 
     @property
     def wants_usage(self) -> bool:

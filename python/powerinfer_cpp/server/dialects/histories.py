@@ -171,9 +171,10 @@ def _question(of: Sequence[Part], is_made: _Is, is_result: _Is) -> int:
 # ---- Chats and messages ----------------------------------------------------------------------
 
 
-def of_messages(messages: Sequence[Mapping[str, Any]]) -> History:
-    """The history of OpenAI's chats or Anthropic's messages. Raises Refusal."""
-    begin = _question(messages, _is_assistant, _has_results)
+def of_messages(messages: Sequence[Mapping[str, Any]], omits: bool = False) -> History:
+    """The history of OpenAI's chats or Anthropic's messages. omits: media that the user asks about
+    are named only, as those of earlier messages are. Raises Refusal."""
+    begin = len(messages) if omits else _question(messages, _is_assistant, _has_results)
     history = History(id_ for message in messages for id_ in _results(message))
     for i, message in enumerate(messages):
         where, more = f"messages[{i}]", dict(message)
@@ -238,9 +239,11 @@ _SERVICE = (
 )
 
 
-def of_items(items: Sequence[Mapping[str, Any]], instructions: str | None = None) -> History:
+def of_items(
+    items: Sequence[Mapping[str, Any]], instructions: str | None = None, omits: bool = False
+) -> History:
     """The history of OpenAI's responses. Instructions and what the system says first are one.
-    Raises Refusal."""
+    omits: as in `of_messages`. Raises Refusal."""
     history, first = History(), 0
     if instructions:
         heads = [instructions]
@@ -248,7 +251,7 @@ def of_items(items: Sequence[Mapping[str, Any]], instructions: str | None = None
             heads.append(text_of(f"input[{first}].content", items[first].get("content")))
             first += 1
         history.message("instructions", "system", "\n\n".join(filter(None, heads)))
-    begin = _question(items, _is_made, _is_output)
+    begin = len(items) if omits else _question(items, _is_made, _is_output)
     for i, item in enumerate(items[first:], first):
         is_message = "role" in item or "content" in item
         kind = item.get("type") or ("message" if is_message else "item_reference")

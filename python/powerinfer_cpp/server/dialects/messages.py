@@ -104,7 +104,7 @@ def count_tokens(model: ServedModel, body: CountBody) -> int:
 
 def _turn(model: ServedModel, body: CountBody, grammar: LlamaGrammar | None) -> Turn:
     given = [{"role": each.role, "content": each.content} for each in body.messages]
-    history = of_messages(given)
+    history = of_messages(given, model.omit_media)
     messages = history.messages
     if system := text_of("system", _kept(body.system)):
         messages.insert(0, {"role": "system", "content": system})

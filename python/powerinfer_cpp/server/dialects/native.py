@@ -14,7 +14,7 @@ from ...text.logprobs import Placed
 from ..errors import Refusal
 from ..served import ServedModel
 from ..settings import Settings
-from ..texts import Form, Job, event, owners, timings
+from ..texts import PROGRESS_SECONDS, Form, Job, event, owners, prompt_progress, timings
 from .asked import constraint, limit_of, text_options, time_limit
 from .bodies import WITHOUT_CHATS, Count, Sampled, Texts, check_stops, check_top
 
@@ -38,6 +38,7 @@ class NativeBody(Sampled, kw_only=True):
     min_keep: Count | None = None
     return_tokens: bool | None = None
     timings_per_token: bool | None = None
+    return_progress: bool | None = None
     response_fields: list[str] | None = None
 
     @property
@@ -130,6 +131,8 @@ class NativeForm(Form):
         self._requests = [of for of in requests for _ in range(of.n)]  # of each text
         self._tickets: Sequence[Ticket] = ()  # of each text
         self._new_line = [False] * len(self._requests)
+        self.silence = PROGRESS_SECONDS if body.return_progress else None
+        self._begun: set[int] = set()
 
     def whole(self, tickets: Sequence[Ticket], pieces: Sequence[Sequence[Piece]]) -> Any:
         """The answer as one dict, or a list of those of all texts."""
@@ -151,10 +154,27 @@ class NativeForm(Form):
     def push(self, i: int, part: Piece) -> bytes:
         """Events for a piece; the last one of a text has the counts."""
         self._new_line[i] |= "\n" in part.text
+        head = b"" if i in self._begun else self._told(i)
+        self._begun.add(i)
         if not part.reason:
-            return event(self._partial(i, part))
+            return head + event(self._partial(i, part))
         last = event(self._partial(i, part)) if part.text or part.ids else b""
-        return last + event(self._end(i, part, "", (), ()))
+        return head + last + event(self._end(i, part, "", (), ()))
+
+    def alive(self) -> bytes:
+        """How far the prompts are, if that was asked for; else a comment."""
+        first = {id(ticket): i for i, ticket in reversed(list(enumerate(self._tickets)))}
+        waiting = sorted(i for i in first.values() if self._tickets[i].first is None)
+        return b"".join(map(self._told, waiting)) or super().alive()
+
+    def _told(self, i: int) -> bytes:
+        """An event without text that says how far a prompt is, if that was asked for."""
+        found = None
+        if self._body.return_progress:
+            found = prompt_progress(self._model, self._tickets[i])
+        if found is None:
+            return b""
+        return event({**self._partial(i, Piece("", None, 0)), "prompt_progress": found})
 
     def _partial(self, i: int, part: Piece) -> dict[str, Any]:
         found: dict[str, Any] = {

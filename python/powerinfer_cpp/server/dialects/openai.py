@@ -3,6 +3,7 @@
 import base64
 import copy
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ...run.requests import Ticket
@@ -14,7 +15,7 @@ from ..errors import Refusal
 from ..recorded import check_recorded, packed
 from ..served import ServedModel
 from ..settings import Settings
-from ..texts import Form, Job, event, owners, timings
+from ..texts import PROGRESS_SECONDS, Form, Job, event, owners, prompt_progress, timings
 from .asked import constraint, text_options, time_limit
 from .bodies import (
     ChatBody,
@@ -35,8 +36,9 @@ NUMBER_BYTES = 24  # of a number as JSON, with its comma
 
 
 class OpenAIForm(Form):
-    """Dicts of OpenAI's choices. dicts: makes those of a text, by its number and its ticket. count:
-    of chats, tokens of a text, for those of thoughts."""
+    """Dicts of OpenAI's choices. dicts: makes those of a text, by its number and its ticket.
+    behind: of chats, tokens of a text, for those of thoughts. progress: how far a prompt is; None:
+    nobody wants to know."""
 
     def __init__(
         self,
@@ -44,7 +46,10 @@ class OpenAIForm(Form):
         dicts: Callable[[int, Ticket], Dicts],
         with_usage: bool,
         behind: Callable[[str], Sequence[int]] | None = None,
+        progress: Callable[[Ticket], dict[str, float] | None] | None = None,
     ):
+        self._progress = progress
+        self.silence = None if progress is None else PROGRESS_SECONDS
         self._head, self._dicts, self._with_usage, self._behind = head, dicts, with_usage, behind
         self._tickets: Sequence[Ticket] = ()
         self._owners: Sequence[Ticket] = ()  # of each text
@@ -69,6 +74,7 @@ class OpenAIForm(Form):
         """Chunks for a piece."""
         chunks, ticket = [], self._owners[i]
         if i not in self._begun:
+            chunks += self._progresses([ticket])
             self._begun[i] = self._dicts(i, ticket)
             chunks += self._begun[i].begin()
         fresh = self._begun[i].push(part)
@@ -81,14 +87,36 @@ class OpenAIForm(Form):
             chunks[-1]["timings"] = timings(self._tickets)
         return b"".join(map(event, chunks))
 
+    def alive(self) -> bytes:
+        """How far the prompts are, if that was asked for; else a comment."""
+        waiting = [ticket for ticket in self._tickets if ticket.first is None]
+        return b"".join(map(event, self._progresses(waiting))) or super().alive()
+
+    def _progresses(self, tickets: Sequence[Ticket]) -> list[dict[str, Any]]:
+        """Chunks without text."""
+        if self._progress is None:
+            return []
+        found = [progress for each in tickets if (progress := self._progress(each)) is not None]
+        return [{**self._chunk([self._nothing]), "prompt_progress": each} for each in found]
+
+    @property
+    def _nothing(self) -> dict[str, Any]:
+        """A choice that says nothing yet."""
+        head = {"index": 0, "finish_reason": None}
+        if self._head["object"] == "chat.completion":
+            return {**head, "delta": {"role": "assistant", "content": None}}
+        return {**head, "text": "", "logprobs": None}
+
+    def _chunk(self, choices: list[Any]) -> dict[str, Any]:
+        kind = self._head["object"].replace("chat.completion", "chat.completion.chunk")
+        return {**self._head, "object": kind, "choices": choices}
+
     def end(self) -> bytes:
         """Token counts, if they were asked for, and the mark of the end."""
         done = b"data: [DONE]\n\n"
         if not self._with_usage:
             return done
-        last = {**self._head, "choices": [], "timings": timings(self._tickets)}
-        if last.get("object") == "chat.completion":
-            last["object"] = "chat.completion.chunk"
+        last = {**self._chunk([]), "timings": timings(self._tickets)}
         counted = self._usage(self._tickets, sum(self._n_written.values()))
         return event({**last, "usage": counted}) + done
 
@@ -99,6 +127,12 @@ class OpenAIForm(Form):
             n = sum(len(self._behind("".join(each.thoughts))) for each in made)
             found["completion_tokens_details"] = {"reasoning_tokens": n}
         return found
+
+
+def _progress(
+    model: ServedModel, body: CompletionBody | ChatBody
+) -> Callable[[Ticket], dict[str, float] | None] | None:
+    return partial(prompt_progress, model) if body.return_progress else None
 
 
 def counts(tickets: Sequence[Ticket], n_written: int) -> dict[str, Any]:
@@ -166,7 +200,8 @@ def completion_job(
             placed = model.prompts.placed(ticket.request.ids, text, ticket.echoed)
         return CompletionDicts(name, named, (text, placed), head, i, packed)
 
-    return Job(model, requests, OpenAIForm(head, dicts, body.wants_usage))
+    form = OpenAIForm(head, dicts, body.wants_usage, progress=_progress(model, body))
+    return Job(model, requests, form)
 
 
 def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, owner: str) -> Job:
@@ -200,7 +235,8 @@ def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, 
     def dicts(i: int, ticket: Ticket) -> Dicts:
         return ChatDicts(name, named, copy.deepcopy(turn.parser), head, i, packed)
 
-    form = OpenAIForm(head, dicts, body.wants_usage, model.prompts.behind)
+    behind = model.prompts.behind
+    form = OpenAIForm(head, dicts, body.wants_usage, behind, _progress(model, body))
     return Job(model, [request], form)
 
 
@@ -219,7 +255,7 @@ def turn_of(
     """The turn that answers a chat. Raises Refusal and ValueError."""
     return chat_turn(
         model,
-        of_messages(body.messages).messages,
+        of_messages(body.messages, model.omit_media).messages,
         Offered.of(body.tools),
         choice_of(body.tool_choice),
         parallel,

@@ -86,7 +86,7 @@ def piece_of(where: str, part: Part, asks: bool) -> Piece | None:
         return found
     if asks:
         words = f"{where} is of type {str(kind)[:80]!r}, and the model of this server reads text"
-        raise Refusal(400, f"{words} alone", where)
+        raise Refusal(400, f"{words} alone (serve --omit-media leaves it out)", where)
     return Piece(f"[{found.kind} omitted]", apart=True)
 
 

@@ -67,7 +67,7 @@ def _turn(model: ServedModel, body: ResponsesBody) -> tuple[Turn, Offered]:
     given = body.input
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    history = of_items(given, body.instructions)
+    history = of_items(given, body.instructions, model.omit_media)
     offered = Offered.of(body.tools, history.tools)
     turn = chat_turn(
         model,
