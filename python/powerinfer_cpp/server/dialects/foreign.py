@@ -108,7 +108,6 @@ FIELDS: Mapping[str, Foreign] = {
     "post_sampling_probs": Foreign("probabilities are those of the model"),
     "echo": Foreign("this route does not repeat the prompt"),
     "response_fields": Foreign("this route gives all fields"),
-    "return_progress": Foreign("chats and completions tell it"),
     "min_keep": Foreign("samplers may leave one token", _but(1)),
     "sampler_seq": _SAMPLERS,
     "sampling_seq": _SAMPLERS,
