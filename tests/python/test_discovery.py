@@ -119,6 +119,11 @@ def test_special_tokens(running: serving.InThread) -> None:
         assert told[name] == same[name] and told[name]
 
 
+def test_a_model_without_thoughts(running: serving.InThread) -> None:
+    for model in ("stories", "chats"):
+        assert running.get(f"props?model={model}").json()["enable_thinking"] is None
+
+
 def test_nothing_is_loaded_in_turn(running: serving.InThread) -> None:
     for path in ("models/load", "v1/models/unload"):
         answer = running.post(path, {"model": "stories"})

@@ -311,6 +311,12 @@ def test_what_the_dialects_cannot_ask_for(running: serving.InThread) -> None:
         )
 
 
+def test_what_the_page_asks_first(running: serving.InThread, opened: serving.InThread) -> None:
+    """Does a chat think that does not say so? Here the model decides, there the prompt does."""
+    for found in (running, opened):
+        assert found.get("props").json()["enable_thinking"] is True
+
+
 # ---- The command ----
 
 
@@ -320,6 +326,7 @@ def test_options_of_the_command(paths: dict[str, Path]) -> None:
     with serving.program(*line, "--reasoning-format", "none") as found:
         shown = found.post("apply-template", {"messages": ASK}).json()["prompt"]
         assert shown.endswith("<think>\n\n</think>\n\n")
+        assert found.get("props").json()["enable_thinking"] is False
         body = {"messages": ASK, "enable_thinking": True}
         shown = found.post("apply-template", body).json()["prompt"]
         assert shown.endswith("assistant\n")

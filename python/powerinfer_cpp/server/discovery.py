@@ -124,6 +124,7 @@ def props(model: ServedModel, name: str, settings: Settings) -> dict[str, Any]:
         **({} if special is None else {"chat_template_tool_use": special}),
         "chat_template_caps": abilities(model.prompts.format(None)),
         "chat_format": model.prompts.chats_with,
+        "enable_thinking": model.thinks,
         **special_tokens(model),
         "build_info": f"powerinfer_cpp {__version__}",
         "is_sleeping": False,

@@ -191,6 +191,23 @@ class ServedModel:
                 messages, tools, tool_choice, grammar, parallel_tool_calls, thinking=thinking
             )
 
+    @functools.cached_property
+    def thinks(self) -> bool | None:
+        """Does a chat think whose request does not say so? None: a request cannot choose, as
+        prompts with and without thoughts are the same."""
+        asked = [{"role": "user", "content": "Hi"}]
+
+        def prompt(on: bool | None) -> str:
+            return self.turn(asked, thinking=self.thinking.asked(enable_thinking=on)).text
+
+        try:
+            without = prompt(False)
+            if prompt(True) == without:
+                return None
+            return self.thinking.budget != 0 and prompt(None) != without
+        except RequestError:  # a template that refuses this chat
+            return None
+
     def embedding(self, prompt: Text) -> tuple[np.ndarray, int]:
         """A text's vector, scaled to length 1: float32 [n_embd]; and its number of tokens.
 
