@@ -2,10 +2,10 @@
 
 import {pretty} from '/answer.js';
 import {layOut, Model} from '/layout.js';
-import {Rendered} from '/markdown.js';
-import {formula, parseMath} from '/math.js';
 import {Picture} from '/picture.js';
 import {Cutter, Memory, parseFrame, together} from '/stream.js';
+import {Rendered} from '/text/markdown.js';
+import {formula, parseMath} from '/text/math.js';
 
 const CONTROLS =
     'button, a[href], input, select, textarea, canvas, [tabindex="0"], dialog, fieldset';

@@ -4,8 +4,8 @@ python tests/python/page_server.py [--port N] [--delay SECONDS]
 
 For work on the page without a model, and for test_page.py. The same requests give the same bytes.
 The last message chooses what happens: `/error`, `/key`, `/break`, `/long`, `/markdown`, `/math`,
-`/code`, `/short`, `/quick`, `/think`, `/thought` (thoughts and nothing more) or `/tools`; all
-others get a story.
+`/code`, `/short`, `/quick`, `/think`, `/thought` (thoughts and nothing more), `/tools` or `/fence`
+(a code that nothing closes); all others get a story.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import base64
 import json
+import re
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -141,6 +142,12 @@ MODELS = {
 }
 LATE = "stories-relu.Q8_0"  # its stream is not there at once
 WITHOUT_CHATS = "base.Q8_0"
+# By itself the first thinks and the second does not; of the others nobody can choose.
+THINKS = {"bamboo-7b.Q4_0": True, "stories-relu.Q8_0": False}
+FENCE = """```python
+return "\U0001f525 fire"  # on"""
+# What a server that is not ours could say.
+HOSTILE = ['"><img src=x onerror="window.hacked=1">', "constructor", "w", 7, None]
 
 
 class Hub:
@@ -221,6 +228,7 @@ class Server:
         self.requests = 0
         self.failed: set[str] = set()
         self.bodies: list[dict] = []
+        self.coloured: list[dict] = []
         self.cancelled = 0
         self.hubs = {name: Hub(name) for name in MODELS}
 
@@ -230,19 +238,21 @@ class Server:
             Route("/v1/models", self.models),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.complete, methods=["POST"]),
+            Route("/props", self.props),
+            Route("/highlight", self.highlight, methods=["POST"]),
             Route("/view", self.view),
             Route("/view/stream", self.stream),
             Route("/test/checks.js", self.checks),
             Route("/test/state", self.state),
             Route("/test/move", self.move, methods=["POST"]),
-            Route("/{name}", self.file),
+            Route("/{name:path}", self.file),
         ]
         return Starlette(routes=routes)
 
     async def file(self, request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
         path = PAGE / name
-        if path.suffix not in TYPES or path.parent != PAGE or not path.is_file():
+        if path.suffix not in TYPES or path not in PAGE.rglob("*") or not path.is_file():
             return problem(404, "There is no such page.")
         return FileResponse(path, media_type=TYPES[path.suffix], headers=HEADERS)
 
@@ -250,6 +260,26 @@ class Server:
         formats = {name: None if name == WITHOUT_CHATS else "template" for name in MODELS}
         data = [{"id": name, "chat_format": found} for name, found in formats.items()]
         return JSONResponse({"object": "list", "data": data})
+
+    async def props(self, request: Request) -> Response:
+        return JSONResponse({"enable_thinking": THINKS.get(request.query_params["model"])})
+
+    async def highlight(self, request: Request) -> Response:
+        """Something like colours for Python; of the language `js` what no server should say."""
+        body = await request.json()
+        self.coloured.append(body)
+        if body["language"] == "cpp":
+            return JSONResponse({"spans": None})
+        parts = re.findall(r'"[^"\n]*"|#.*|\w+|\s+|.', body["code"])
+        kinds = {'"': "string", "#": "comment"}
+        named = [
+            (kinds.get(part[0], "keyword" if part in ("def", "return", "for", "in") else ""), part)
+            for part in parts
+        ]
+        if body["language"] == "js":
+            named = [(HOSTILE[k % len(HOSTILE)], part) for k, part in enumerate(parts)]
+        spans = [[kind, len(part.encode("utf-16-le")) // 2] for kind, part in named]
+        return JSONResponse({"spans": spans})
 
     async def view(self, request: Request) -> Response:
         shape = MODELS.get(request.query_params.get("model", ""))
@@ -284,7 +314,12 @@ class Server:
         """What tests ask: requests as they came, and who watches."""
         watchers = {name: len(hub.watchers) for name, hub in self.hubs.items()}
         return JSONResponse(
-            {"bodies": self.bodies, "watchers": watchers, "cancelled": self.cancelled}
+            {
+                "bodies": self.bodies,
+                "coloured": self.coloured,
+                "watchers": watchers,
+                "cancelled": self.cancelled,
+            }
         )
 
     async def move(self, request: Request) -> Response:
@@ -314,6 +349,7 @@ class Server:
             "/quick": "Yes.",
         }
         answers |= {"/think": "It is **21**.", "/thought": "", "/tools": ""}
+        answers |= {"/fence": FENCE}
         answers |= {"/long": "\n\n".join([STORY] * 40)}
         answer = answers.get(text, STORY)
         events = self.events(self.requests, body["model"], answer, text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from page_visit import Visit, address, browser, visit  # noqa: F401 (fixtures)
@@ -142,6 +144,107 @@ def test_what_stands_does_not_move(visit: Visit) -> None:
     wrong, many = visit.check("moved", STREAMED)
     assert not wrong
     assert many > 10
+
+
+def kinds(visit: Visit, which: int = 0) -> list[list[str]]:
+    """The coloured parts of a code: kind and text."""
+    return visit.page.evaluate(
+        "(k) => [...document.querySelectorAll('pre code')[k].querySelectorAll('[class^=k-]')]"
+        ".map((e) => [e.className, e.textContent])",
+        which,
+    )
+
+
+def test_colours_of_code(visit: Visit) -> None:
+    """Once the code is closed, and again for all that was rendered before."""
+    page = visit.page
+    many = len(visit.state()["coloured"])
+    visit.ask("/markdown")
+    visit.until("document.querySelectorAll('[class^=k-]').length > 0")
+    found = kinds(visit)
+    assert found[0] == ["k-keyword", "def"] and ["k-keyword", "return"] in found
+    code = "def fire(neurons):\n    return [n for n in neurons if n > 0]"
+    assert page.inner_text("pre code") == code
+    asked = visit.state()["coloured"][many:]
+    assert asked == [{"language": "python", "code": code}], "once, and not while it grows"
+    # Words keep their places: their neurons are shown, also from within a colour.
+    words = page.locator("pre .w")
+    assert "".join(words.all_inner_texts()) == "".join(code.split())
+    page.hover("pre .k-keyword >> text=return")
+    assert page.locator("pre .w.held").inner_text() == "return"
+    visit.shot("colours")
+    page.click("button[aria-label='Copy the code']")
+    assert page.evaluate("navigator.clipboard.readText()") == code
+    # After a reload the answer is there at once, and its colours soon.
+    page.reload()
+    visit.until("document.querySelectorAll('[class^=k-]').length > 0")
+    assert kinds(visit) == found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_can_be_read(browser, address, scheme: str) -> None:
+    visit = Visit(browser, address, color_scheme=scheme)
+    script = """() => {
+        const parent = document.createElement('div');
+        parent.className = 'code';
+        for (const sheet of document.styleSheets) for (const {selectorText} of sheet.cssRules)
+            if (selectorText?.startsWith('.k-')) {
+                const part = document.createElement('span');
+                part.className = selectorText.slice(1);
+                part.textContent = 'x';
+                parent.append(part);
+            }
+        document.getElementById('messages').append(parent);
+        return parent.children.length;
+    }"""
+    assert visit.page.evaluate(script) == 9
+    assert not visit.check("pale")
+    visit.close()
+
+
+def test_colours_of_what_nothing_closes(visit: Visit) -> None:
+    """When the answer has ended. Characters of two units do not shift the colours."""
+    visit.ask("/fence")
+    visit.until("document.querySelectorAll('[class^=k-]').length > 0")
+    found = kinds(visit)
+    assert found[0] == ["k-keyword", "return"] and ["k-comment", "#"] in found
+    assert "".join(text for kind, text in found if kind == "k-string") == '"\U0001f525fire"'
+
+
+def answering(body: str) -> Callable[[Any], None]:
+    return lambda route: route.fulfill(body=body)
+
+
+def test_colours_that_a_server_should_not_send(visit: Visit) -> None:
+    page = visit.page
+    many = len(visit.state()["coloured"])
+    visit.ask("/code")
+    for _ in range(50):
+        asked = visit.state()["coloured"][many:]
+        if len(asked) == 2:
+            break
+        page.wait_for_timeout(50)
+    assert [each["language"] for each in asked] == ["cpp", "js"], "one without a language: not"
+    page.wait_for_timeout(200)
+    assert page.locator("pre img").count() == 0 and kinds(visit, 2) == []
+    assert page.locator("pre code").nth(2).inner_text() == "const a = 1;"
+    assert page.evaluate("window.hacked") is None
+    # Spans that do not fit the code.
+    for spans in ('[["keyword", 1]]', '[["keyword", 1e9]]', '[["keyword"]]', "[3]", '"x"', "{}"):
+        page.route("**/highlight", answering(f'{{"spans": {spans}}}'))
+        page.reload()
+        page.wait_for_selector("pre code")
+        page.wait_for_timeout(100)
+        assert page.locator("[class^=k-]").count() == 0, spans
+    # A server that has no colours is asked once.
+    visit.expected = ["Failed to load resource"]
+    asked = []
+    page.unroute("**/highlight")
+    page.route("**/highlight", lambda route: (asked.append(1), route.fulfill(status=404)))
+    page.reload()
+    page.wait_for_selector("pre code")
+    page.wait_for_timeout(200)
+    assert len(asked) == 1
 
 
 FORMULAS = {

@@ -1,8 +1,8 @@
 // An answer as an element: thoughts, text, calls of tools, and what can be done about it.
 
 import {iconButton, make, say} from './dom.js';
-import {PlainText, Rendered} from './markdown.js';
 import {versions} from './messages.js';
+import {PlainText, Rendered} from './text/markdown.js';
 import {duration, many, rate} from './words.js';
 
 async function copy(text) {
@@ -166,8 +166,8 @@ export class Answer {
         const parts = [];
         if (!content && !calls)
             parts.push(
-                thoughts ? 'The model ended within its thoughts.' :
-                           'The model ended without a word.');
+                thoughts ? 'The model ended within its thoughts' :
+                           'The model ended without a word');
         if (stopped) parts.push('stopped');
         if (cut) parts.push('cut off at the limit of tokens');
         if (timings?.predicted_n) {

@@ -53,13 +53,25 @@ export class Api {
         return response;
     }
 
-    // Names of the models, and whether each only continues texts: no chat format is its own.
+    // Names of the models, whether each only continues texts (no chat format is its own), and
+    // whether it is still being loaded.
     async models() {
         const {data} = await (await this.request('v1/models')).json();
         return data.map((model) => ({
                             name: String(model.id),
                             continues: model.chat_format === null,
+                            loads: model.status?.value === 'loading',
                         }));
+    }
+
+    // [kind, length] of the parts of a code, or null.
+    async highlight(language, code) {
+        const response = await this.request('highlight', {
+            method: 'POST',
+            headers: {'Content-Type': 'application/json'},
+            body: JSON.stringify({language, code}),
+        });
+        return (await response.json()).spans;
     }
 
     // The chunks of an answer, or with a prompt of its continuation, as objects.

@@ -4,7 +4,7 @@ import {Answer} from './answer.js';
 import {fork, turn, version} from './branches.js';
 import {byId, notice, say} from './dom.js';
 import {editMessage, greeting, problem, userMessage, versions} from './messages.js';
-import {newChat, remove, saveChat} from './store.js';
+import {keepTab, newChat, remove, saveChat, stored, tab} from './store.js';
 
 const PROMPTS = [
     'Tell me a story about a little dragon.',
@@ -73,20 +73,29 @@ function addCalls(message, parts) {
     }
 }
 
+// Puts an answer at messages[i]; what stands there becomes a version beside it.
+function place(messages, i, message) {
+    const branches = fork(messages, i);
+    messages.push(message);
+    if (branches) message.branches = branches;
+}
+
 export class Chat {
-    constructor(api, settings, view) {
+    constructor(api, settings, view, thinking) {
         this.api = api;
         this.settings = settings;
         this.view = view;
+        this.thinking = thinking;
         this.traces = new WeakMap();  // message -> Trace
         this.list = byId('messages');
         this.scroll = byId('scroll');
         this.text = byId('text');
         this.running = null;
+        this.begun = null;       // the answer that is being written: {chat, message, i}
         this.shown = Infinity;   // how many messages are shown while an answer comes
         this.continues = false;  // does the model continue texts?
         this.listen();
-        this.open(newChat());
+        this.open(stored(tab().chat) ?? newChat());
     }
 
     listen() {
@@ -105,10 +114,16 @@ export class Chat {
         document.addEventListener('keydown', (event) => {
             if (event.key === 'Escape' && !document.querySelector('dialog[open]')) this.stop();
         });
-        this.list.addEventListener('pointerover', (event) => this.enter(event.target));
-        this.list.addEventListener('pointerout', (event) => this.leave(event.target));
-        this.list.addEventListener('focusin', (event) => this.enter(event.target));
-        this.list.addEventListener('focusout', (event) => this.leave(event.target));
+        this.list.addEventListener('pointerover', (event) => this.enter(event));
+        this.list.addEventListener('pointerout', (event) => this.leave(event));
+        this.list.addEventListener('focusin', (event) => this.enter(event));
+        this.list.addEventListener('focusout', (event) => this.leave(event));
+        // A page that is hidden may not come back.
+        addEventListener('pagehide', () => {
+            this.saveBegun();
+            this.stop();
+        });
+        document.addEventListener('visibilitychange', () => document.hidden && this.saveBegun());
         this.list.addEventListener('keydown', (event) => this.walk(event));
     }
 
@@ -135,19 +150,22 @@ export class Chat {
 
     open(chat) {
         this.stop();
+        notice('');
+        this.turnTo(chat);
+        this.scroll.scrollTop = this.scroll.scrollHeight;
+    }
+
+    turnTo(chat) {
         this.shown = Infinity;
         this.chat = chat;
-        notice('');
+        keepTab({chat: chat.id});
         this.render();
-        this.scroll.scrollTop = this.scroll.scrollHeight;
     }
 
     remove(id) {
         if (id === this.chat.id) {
             this.stop();
-            this.shown = Infinity;
-            this.chat = newChat();
-            this.render();
+            this.turnTo(newChat());
         }
         remove(id);
     }
@@ -156,6 +174,15 @@ export class Chat {
         if (!saveChat(chat))
             notice(
                 'This browser\'s storage is full: the conversation is not kept. Delete old ones.');
+    }
+
+    // Saves what an answer that is being written has so far.
+    saveBegun() {
+        if (!this.begun || !said(this.begun.message)) return;
+        const {chat, message, i} = this.begun;
+        const copy = structuredClone(chat);
+        place(copy.messages, i, {...message, stopped: true});
+        saveChat(copy);
     }
 
     render() {
@@ -305,7 +332,12 @@ export class Chat {
                                         ...(tool_calls ? {tool_calls} : {}),
                                     }));
         if (this.settings.system) messages.unshift({role: 'system', content: this.settings.system});
-        return {model: this.settings.model, messages, ...this.settings.sampling()};
+        return {
+            model: this.settings.model,
+            messages,
+            ...this.settings.sampling(),
+            ...this.thinking.asked(),
+        };
     }
 
     // Asks for the message at `i`. One that stands there is put aside when the new one has a word.
@@ -321,6 +353,7 @@ export class Chat {
         this.save(chat);
         const message = {role: 'assistant', content: '', model: this.settings.model};
         const trace = new Trace();
+        this.begun = {chat, message, i};
         const element = new Answer(message, trace, this.isText);
         this.traces.set(message, trace);
         element.running(0, 0);
@@ -339,16 +372,12 @@ export class Chat {
                 failure = error;
         }
         element.thought();
-        this.running = null;
+        this.running = this.begun = null;
         this.shown = Infinity;
         this.busy(false);
         this.view.end(message.timings?.predicted_per_second);
         // Stopped before the first word, or failed: there is nothing to keep.
-        if (said(message) || (!failure && !message.stopped)) {
-            const branches = fork(messages, i);
-            messages.push(message);
-            if (branches) message.branches = branches;
-        }
+        if (said(message) || (!failure && !message.stopped)) place(messages, i, message);
         this.save(chat);
         if (this.chat !== chat) {
             this.render();  // what stood there while this ran could not be edited
@@ -444,19 +473,25 @@ export class Chat {
         return this.traces.get(this.chat.messages[index]);
     }
 
-    enter(target) {
-        if (!target.matches?.('.w') || this.running) return;
-        const trace = this.traceOf(target);
-        const tokens = trace?.find(Number(target.dataset.at), Number(target.dataset.end));
-        if (tokens &&
-            this.view.hold(trace.request, tokens.first, tokens.last, target.textContent)) {
-            target.classList.add('held');
-        }
+    // The word of an event that did not come from within it: parts of words have colours in code.
+    word({target, relatedTarget}) {
+        const word = target.closest?.('.w');
+        return word?.contains(relatedTarget) ? null : word;
     }
 
-    leave(target) {
-        if (!target.matches?.('.w')) return;
-        target.classList.remove('held');
+    enter(event) {
+        const word = this.word(event);
+        if (!word || this.running) return;
+        const trace = this.traceOf(word);
+        const tokens = trace?.find(Number(word.dataset.at), Number(word.dataset.end));
+        if (tokens && this.view.hold(trace.request, tokens.first, tokens.last, word.textContent))
+            word.classList.add('held');
+    }
+
+    leave(event) {
+        const word = this.word(event);
+        if (!word) return;
+        word.classList.remove('held');
         if (!this.running) this.view.release();
     }
 

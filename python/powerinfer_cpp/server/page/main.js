@@ -6,37 +6,50 @@ import {byId, download, fileName, make, notice} from './dom.js';
 import {chatRow} from './messages.js';
 import {bindSaving} from './save.js';
 import {Settings} from './settings.js';
-import {chats, newChat, title} from './store.js';
+import {chats, keepTab, modelOf, newChat, tab, title} from './store.js';
+import {colourWith} from './text/colours.js';
+import {Thinking} from './thinking.js';
 import {allAsJson, asJson, asMarkdown, importFile} from './transfer.js';
 import {View} from './view.js';
 
 const settings = new Settings();
 const api = new Api(settings);
 const view = new View(api, settings);
-const chat = new Chat(api, settings, view);
-
-async function watch(model) {
-    await view.open(model);
-    chat.greet();
-}
+const thinking = new Thinking(api, settings);
+colourWith((language, code) => api.highlight(language, code));
+const chat = new Chat(api, settings, view, thinking);
 
 // --- Models ----------------------------------------------------------------------------------
 
-let texts = new Set();  // names of models that continue texts
+let models = new Map();  // by name, what the server says of them
+
+// The chat, the view and the switch for thoughts follow.
+async function choose(name) {
+    settings.model = name;
+    keepTab({model: name});
+    byId('model').value = name;
+    chat.suit(models.get(name).continues);
+    if (models.get(name).loads) return;
+    thinking.open(name);
+    await view.open(name);
+    chat.greet();
+}
 
 async function loadModels() {
     const select = byId('model');
     try {
-        const models = await api.models();
-        const names = models.map(({name}) => name);
-        texts = new Set(models.filter(({continues}) => continues).map(({name}) => name));
+        models = new Map((await api.models()).map((model) => [model.name, model]));
+        const names = [...models.keys()];
         select.replaceChildren(...names.map((name) => make('option', {value: name}, name)));
-        if (!names.includes(settings.model)) settings.model = names[0];
-        select.value = settings.model || '';
         select.disabled = names.length < 2;
-        chat.suit(texts.has(settings.model));
         notice(names.length ? '' : 'The server has no model.');
-        if (names.length) watch(settings.model);
+        if (!names.length) return;
+        // A tab goes on with its own, a conversation with the one that answered.
+        const wanted = [tab().model, modelOf(chat.chat), settings.model, names[0]];
+        choose(wanted.find((name) => models.has(name)));
+        if (!models.get(settings.model).loads) return;
+        notice('The server still loads the model.');
+        setTimeout(loadModels, 2000);
     } catch (error) {
         notice(error.message);
         const again = () => loadModels();
@@ -50,9 +63,7 @@ async function loadModels() {
 
 byId('model').addEventListener('change', (event) => {
     chat.stop();
-    settings.model = event.target.value;
-    chat.suit(texts.has(settings.model));
-    watch(settings.model);
+    choose(event.target.value);
 });
 
 // --- Conversations ---------------------------------------------------------------------------
@@ -64,8 +75,11 @@ function fillChats() {
         const name = title(kept);
         return chatRow(name, when.format(kept.changed), kept.id === chat.chat.id, {
             open: () => {
-                if (kept.id !== chat.chat.id) chat.open(kept);
                 dialog.close();
+                if (kept.id === chat.chat.id) return;
+                chat.open(kept);
+                const name = modelOf(kept);
+                if (models.has(name) && name !== settings.model) choose(name);
             },
             json: () => download(
                 new Blob([asJson(kept)], {type: 'application/json'}), fileName(name, 'json')),

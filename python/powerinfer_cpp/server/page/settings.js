@@ -1,7 +1,7 @@
 // The settings dialog. Empty numbers are not sent, so the server's own defaults hold.
 
 import {byId} from './dom.js';
-import {local, readJson, session, writeJson} from './store.js';
+import {isObject, local, readJson, session, writeJson, writeText} from './store.js';
 
 const KEY = 'powerinfer.settings';
 const API_KEY = 'powerinfer.key';
@@ -9,7 +9,8 @@ const NUMBERS = ['temperature', 'top_p', 'top_k', 'min_p', 'max_tokens', 'seed']
 
 export class Settings {
     constructor(onchange) {
-        this.values = readJson(local, KEY) || {};
+        const kept = readJson(local, KEY);
+        this.values = isObject(kept) ? kept : {};
         this.onchange = onchange;
         this.dialog = byId('settings');
         this.form = byId('settings-form');
@@ -27,6 +28,12 @@ export class Settings {
     set view(shown) { this.keep({view: shown}); }
     get folded() { return this.values.folded === true; }
     set folded(folded) { this.keep({folded}); }
+    // Shall this model think? undefined: nobody chose.
+    thinks(model) {
+        const {thinking} = this.values;
+        return Object.hasOwn(thinking ?? {}, model) ? thinking[model] === true : undefined;
+    }
+    choose(model, on) { this.keep({thinking: {...this.values.thinking, [model]: on}}); }
     get key() { return session.getItem(API_KEY) || ''; }
 
     // What a request carries besides model and messages.
@@ -60,7 +67,7 @@ export class Settings {
             next[name] = value !== '' && validity.valid ? Number(value) : undefined;
         }
         if (elements.key.value)
-            session.setItem(API_KEY, elements.key.value);
+            writeText(session, API_KEY, elements.key.value);
         else
             session.removeItem(API_KEY);
         this.keep(next);

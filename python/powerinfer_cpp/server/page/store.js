@@ -1,6 +1,9 @@
 // Conversations in localStorage, each under its own key: two tabs do not overwrite each other's.
 
 const PREFIX = 'powerinfer.chat.';
+const TAB = 'powerinfer.tab';
+// Characters of all conversations. Browsers give a site some five million; settings need a few.
+const MOST = 4 << 20;
 
 // Storage may be switched off, and then even asking for it throws. The page works without.
 function open(name) {
@@ -31,14 +34,16 @@ export function readJson(storage, key) {
     }
 }
 
-export function writeJson(storage, key, value) {
+export function writeText(storage, key, text) {
     try {
-        storage.setItem(key, JSON.stringify(value));
+        storage.setItem(key, text);
         return true;
     } catch {
         return false;  // full
     }
 }
+
+export const writeJson = (storage, key, value) => writeText(storage, key, JSON.stringify(value));
 
 // What is wrong with a conversation, as the rest of a sentence.
 export class Invalid extends Error {}
@@ -49,7 +54,8 @@ function need(holds, what) {
     if (!holds) throw new Invalid(what);
 }
 
-const isObject = (value) => value !== null && typeof value === 'object' && !Array.isArray(value);
+export const isObject = (value) =>
+    value !== null && typeof value === 'object' && !Array.isArray(value);
 
 // The value's fields of these kinds; others are left out.
 function some(value, kinds) {
@@ -161,8 +167,16 @@ export function chats() {
     return found.sort((a, b) => b.changed - a.changed);
 }
 
-// False if the browser's space is used up.
-export function keep(chat) { return writeJson(local, PREFIX + chat.id, chat); }
+// False if the space for conversations is used up.
+export function keep(chat) {
+    const [key, text] = [PREFIX + chat.id, JSON.stringify(chat)];
+    let used = text.length;
+    for (let i = 0; i < local.length; i++) {
+        const other = local.key(i);
+        if (other !== key && other.startsWith(PREFIX)) used += local.getItem(other).length;
+    }
+    return used <= MOST && writeText(local, key, text);
+}
 
 // The same after a change.
 export function saveChat(chat) {
@@ -170,6 +184,17 @@ export function saveChat(chat) {
     chat.changed = Date.now();
     return keep(chat);
 }
+
+// What this tab shows, for its next load: {chat: id, model}. Another tab has its own.
+export function tab() {
+    const found = readJson(session, TAB);
+    return isObject(found) ? found : {};
+}
+
+export function keepTab(next) { writeJson(session, TAB, {...tab(), ...next}); }
+
+// The model that answered last.
+export const modelOf = (chat) => chat.messages.findLast(({model}) => model)?.model;
 
 export function remove(id) { local.removeItem(PREFIX + id); }
 

@@ -33,6 +33,7 @@ class Preparing:
             Cost.TOKENS: Shares(4, 2, quick),
             Cost.TEMPLATE: Shares(4, 2, quick),
             Cost.GRAMMAR: Shares(4, 1, long),
+            Cost.COLOURS: Shares(2, 1, long),
         }
         self._telling, self._large = Shares(4, 1, quick), Shares(4, 1, long)
         self._embedding = Shares(1, 1, long)

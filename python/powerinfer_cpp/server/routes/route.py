@@ -17,12 +17,13 @@ BYTES = "application/octet-stream"
 
 
 class Cost(Enum):
-    """What a body takes before its texts begin. Who only needs tokens does not wait for templates,
-    and neither of them for grammars, which may take seconds."""
+    """What a body takes, of texts before they begin. Who only needs tokens does not wait for templates,
+    and neither of them for grammars or colours, which may take a second or more."""
 
     TOKENS = "tokens"
     TEMPLATE = "template"
     GRAMMAR = "grammar"
+    COLOURS = "colours"
 
 
 @dataclass(frozen=True)

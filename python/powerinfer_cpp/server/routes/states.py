@@ -11,11 +11,12 @@ from .. import discovery, status
 from ..answering import StreamResponse
 from ..dialects.bodies import ModelBody
 from ..errors import Refusal
+from ..highlight import HighlightBody, highlighted
 from ..models import Models
 from ..settings import Settings
 from ..view import MOST_WATCHERS, View
 from .preparing import Preparing
-from .route import BYTES, EVENTS, TEXT, Call, Route, as_json, json
+from .route import BYTES, EVENTS, TEXT, Call, Cost, Route, as_json, json
 
 
 class StateRoutes:
@@ -76,6 +77,13 @@ class StateRoutes:
                 self._view_stream,
                 gives=BYTES,
                 asks_model=True,
+            ),
+            Route(
+                "/highlight",
+                "The parts of a code, for its colours on the page.",
+                self._highlight,
+                HighlightBody,
+                cost=Cost.COLOURS,
             ),
         ]
 
@@ -157,13 +165,17 @@ class StateRoutes:
             BYTES.encode(),
         )
 
+    async def _highlight(self, call: Call) -> Response:
+        return json(await self._preparing.made(call, highlighted, call.body))
+
 
 class Page:
     """The files of the page, by path; none, where it is not wanted."""
 
     def __init__(self, wanted: bool):
-        found = _FOLDER.glob("*.*") if wanted else ()
-        self.files = {f"/{file.name}": file for file in found if file.suffix in _TYPES}
+        found = [file for file in _FOLDER.rglob("*.*") if file.suffix in _TYPES]
+        named = {f"/{file.relative_to(_FOLDER).as_posix()}": file for file in found}
+        self.files = named if wanted else {}
         if "/index.html" in self.files:
             self.files["/"] = self.files["/index.html"]
 

@@ -4,7 +4,8 @@
 // does not understand: then the reader sees the source. With `open` the source may end anywhere, as
 // it does while an answer comes.
 
-import {make} from './dom.js';
+import {make} from '../dom.js';
+
 import {ACCENTS, DELIMITERS, FONTS, FUNCTIONS, inAlphabet, INTEGRALS, LARGE, LETTERS, LIMITS, LINES, OPERATORS, SPACED_LIMITS, SPACES,} from './symbols.js';
 
 const NAMESPACE = 'http://www.w3.org/1998/Math/MathML';

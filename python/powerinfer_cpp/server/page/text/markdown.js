@@ -6,7 +6,9 @@
 // grows its end is read as if all that is open were closed there (`open`): nothing jumps when it
 // closes.
 
-import {iconButton, make, say} from './dom.js';
+import {iconButton, make, say} from '../dom.js';
+
+import {colour} from './colours.js';
 import {Inline, REFERENCE} from './inline.js';
 import {formula} from './math.js';
 
@@ -76,8 +78,9 @@ function fence(lines, i, grows) {
     const half = grows && next === lines.length && body.length &&
         new RegExp(`^ {0,3}${open[1][0]}+$`).test(body.at(-1).text);
     if (half) body.pop();
+    const guessed = grows && next === lines.length;  // it is not closed
     next = Math.min(next + 1, lines.length);
-    return {kind: 'code', language: open[2], lines: body, next, guessed: half};
+    return {kind: 'code', language: open[2], lines: body, next, guessed};
 }
 
 // A formula on lines of its own.
@@ -286,6 +289,7 @@ function codeBlock(block, {words}) {
         addText(code, line.text, line.at, (at) => at, words);
         if (i + 1 < block.lines.length) code.append('\n');
     });
+    if (!block.guessed) colour(code, block.language);
     const copy = iconButton('copy', 'Copy the code', async () => {
         try {
             const shown = copy.closest('.code').querySelector('code');  // it may have grown since
