@@ -9,8 +9,8 @@ from .errors import Refusal
 
 MAX_CODE = 64 << 10  # characters
 MAX_LANGUAGE = 64
-# Of processor time: what is written for people takes a hundredth to a fifth. Longer, and the code
-# stays without colours.
+# Of processor time. Sources of MAX_CODE take 0.1 to 0.5 s; 4,000 newlines in C, or "(" in Angular's
+# templates, take as long, with the square of their number. Longer, and the code stays plain.
 SECONDS, WALL_SECONDS = 1.0, 5.0
 NICENESS = 10  # the engine's threads go first
 
