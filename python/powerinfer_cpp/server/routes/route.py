@@ -17,8 +17,8 @@ BYTES = "application/octet-stream"
 
 
 class Cost(Enum):
-    """What a body takes, of texts before they begin. Who only needs tokens does not wait for templates,
-    and neither of them for grammars or colours, which may take a second or more."""
+    """What a body takes, of texts before they begin. Who only needs tokens does not wait for
+    templates, and neither of them for grammars or colours, which may take a second or more."""
 
     TOKENS = "tokens"
     TEMPLATE = "template"
