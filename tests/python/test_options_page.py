@@ -85,6 +85,7 @@ def answer(main_path: Path, words: list[str]) -> str:
 def test_the_page_is_read() -> None:
     assert len(ROWS) > 300 and all(row.main in ("yes", "accepted", "no") for row in ROWS)
     named = [name for row in ROWS for name in row.names]
+    assert len(SERVER) == len((Path(__file__).parent / "llama_server.txt").read_text().splitlines())
     assert len(named) == len(set(named)), sorted(n for n in named if named.count(n) > 1)
 
 
@@ -130,13 +131,14 @@ def test_commands_have_what_the_page_says(command: str) -> None:
 
 
 # What llama-server's --help lists in autumn 2026, as (llama_server.txt).
-SERVER = [
-    (names.split(", "), values)
-    for names, values in re.findall(
-        r"(?m)^((?:-[\w.-]+(?:, )?)+) *(.*)$",
+LISTED = [
+    (names.split(", "), values, variable)
+    for names, values, variable in re.findall(
+        r"(?m)^((?:-[\w.-]+(?:, )?)+)(?: (\[?VALUE\]?))?(?: \(env: (\w+)\))?$",
         (Path(__file__).parent / "llama_server.txt").read_text(),
     )
 ]
+SERVER = [(names, values) for names, values, _ in LISTED]
 # Valid values of options that serve obeys, if 1 is none.
 SERVED = {
     **VALUES,

@@ -19,6 +19,8 @@ from powerinfer_cpp.run.options import Options
 from powerinfer_cpp.run.shared_session import session_fields
 from powerinfer_cpp.server.settings import Defaults, Settings
 
+from powerinfer_cpp import cli
+
 PROMPT = "Once upon a time, there was a"
 ROUTES = ("completion", "v1/completions", "v1/chat/completions", "v1/messages", "v1/responses")
 
@@ -145,6 +147,54 @@ def test_minus_one_is_the_default(powerinfer: Callable[..., Done], model_path: P
     )
     assert given.returncode == 0 and given.stdout == plain.stdout
     assert powerinfer(model_path, "--plan", "-t", "-2").returncode == 2
+
+
+def test_types_of_the_cache(powerinfer: Callable[..., Done], model_path: Path) -> None:
+    """Those of llama.cpp's that there are not: the nearest, and a sentence."""
+
+    def planned(name: str, *more: str) -> tuple[str, list[str]]:
+        done = powerinfer(model_path, "--plan", "-c", 64, "-ctk", name, "-ctv", name, *more)
+        assert done.returncode == 0, done.stderr
+        return re.search(r"kv +([\d.]+ MiB)", done.stdout)[1], done.stderr.splitlines()
+
+    sizes = {name: planned(name)[0] for name in ("f16", "f32", "q8_0")}
+    assert len(set(sizes.values())) == 3
+    for name, used in {
+        "bf16": "f16",
+        **dict.fromkeys(("q5_0", "q5_1", "q4_0", "q4_1", "iq4_nl"), "q8_0"),
+    }.items():
+        size, notes = planned(name)
+        assert size == sizes[used]
+        begin = [note.partition(" is used, ")[0] for note in notes]
+        assert begin == [f"-ctk {name}: {used}", f"-ctv {name}: {used}"]
+    assert planned("q4_0", "-ctk", "f16", "-ctv", "f16") == (sizes["f16"], [])
+    assert not planned("q4_0", "-ctk", "q8_0", "-ctv", "q8_0")[1]
+    refused = powerinfer(model_path, "--plan", "-ctk", "q3_0")
+    assert refused.returncode == 2 and "q8_0" in refused.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "complete", "chat"])
+def test_lists_with_commas(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parsed(*words: str) -> Any:
+        return cli._parser(command).parse_args([command, *words])
+
+    monkeypatch.chdir(tmp_path)
+    Path("a,b").touch()
+    given = ["--lora", "x,y", "--lora-scaled", 'z:0.5,"v,w":2', "--lora", "a,b", "--lora", "u"]
+    want = [("x", 1.0), ("y", 1.0), ("z", 0.5), ("v,w", 2.0), ("a,b", 1.0), ("u", 1.0)]
+    assert parsed(*given).lora == want
+    for wrong in ("x,", ",x", "x,,y", ""):
+        with pytest.raises(SystemExit):
+            parsed("--lora", wrong)
+    for wrong in ("x", "x:1,y", "x:one", ":1"):
+        with pytest.raises(SystemExit):
+            parsed("--lora-scaled", wrong)
+    given = ["--override-kv", 'a.b=int:1,c=str:x, y=z,"d=float:0.5",e=bool:true']
+    want = [("a.b", 1), ("c", "x, y=z"), ("d", 0.5), ("e", True)]
+    assert parsed(*given, "--override-kv", "f=str:").override_kv == [*want, ("f", "")]
+    for wrong in ("a=int:1,", "a=int:x,b=int:1", "a", "a=int:1,b=long:1"):
+        with pytest.raises(SystemExit):
+            parsed("--override-kv", wrong)
 
 
 def test_several_models_have_no_alias(powerinfer: Callable[..., Done], model_path: Path) -> None:

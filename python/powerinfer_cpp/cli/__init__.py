@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TextIO
 
 from ..core.log import tell
 from ..core.printable import printable
+from . import llama_variables
 from .suggest import closest, option_sentence, unknown_option
 
 COMMANDS = {
@@ -51,7 +52,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _CommandParser(_Parser):
-    """That of a subcommand. An unknown option is told before anything else, with a proposal."""
+    """That of a subcommand. An unknown option is told before anything else, with a proposal.
+
+    takes_variables: llama-server's variables say what its command line does not.
+    """
+
+    takes_variables = False
+    _about = ""  # the variable that is read
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's, but no option is left over."""
@@ -59,11 +66,25 @@ class _CommandParser(_Parser):
         name = unknown_option(self, given)
         if name is not None:
             _fail(option_sentence(self, name), 2)
-        found, left = super().parse_known_args(given, namespace)
+        args = argparse.Namespace() if namespace is None else namespace
+        if self.takes_variables:
+            llama_variables.take(self, os.environ, given, args, self._read_variable)
+        found, left = super().parse_known_args(given, args)
         for word in left:
             if word.startswith("-") and word != "--":
                 _fail(option_sentence(self, word), 2)
         return found, left
+
+    def error(self, message: str) -> NoReturn:
+        """As argparse's, about a variable where one is read."""
+        super().error(self._about + message)
+
+    def _read_variable(self, words: list[str], args: Any, name: str) -> None:
+        self._about = f"{name}: "
+        try:
+            super().parse_known_args(words, args)
+        finally:
+            self._about = ""
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> ModuleType:
@@ -80,7 +101,9 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     for name, text in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         if name == command:  # importing the others would only cost time
-            sub.set_defaults(run=add_arguments(name, sub).run)
+            module = add_arguments(name, sub)
+            sub.set_defaults(run=module.run)
+            sub.takes_variables = getattr(module, "TAKES_VARIABLES", False)
     return parser
 
 

@@ -1,15 +1,24 @@
 """Options that several subcommands share."""
 
 import argparse
+import csv
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 from ..core import options
 from ..core.gguf import Gguf
+from ..core.log import say
 
 MOST_POSITIONS = 4096  # default limit of the context, as in ./main
 CACHE_TYPES = {"f16": 1, "q8_0": 8, "f32": 0}  # GGUF type ids
+# llama.cpp's others: what is used instead, and what to say of it.
+_SMALLEST = "q8_0", "the smallest type of keys and values here"
+_NEAREST = {
+    "bf16": ("f16", "which is as large and has more digits"),
+    **dict.fromkeys(("q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"), _SMALLEST),
+}
 
 
 def whole(least: int) -> Any:
@@ -123,7 +132,9 @@ def add_model_arguments(
         help="at most this many layers on the GPU, or all, or auto (default): what fits",
     )
     for flag, name in (("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")):
-        parser.add_argument(flag, name, choices=list(CACHE_TYPES), default="f16")
+        parser.add_argument(
+            flag, name, action=_CacheType, choices=[*CACHE_TYPES, *_NEAREST], default="f16"
+        )
     least = -1 if seed is None else 0  # -1: random
     parser.add_argument("-s", "--seed", type=whole(least), default=seed, metavar="N")
     parser.add_argument("--sparse", default="auto", metavar="MODE", choices=options.SPARSE_MODES)
@@ -158,6 +169,17 @@ def add_model_arguments(
     add_override_arguments(parser)
 
 
+class _CacheType(argparse.Action):
+    """Keeps a type that there is, and what to say where that is not the one that was given."""
+
+    def __call__(self, _parser: Any, args: Any, value: Any, option: Any = None) -> None:
+        used, why = _NEAREST.get(value, (value, ""))
+        setattr(args, self.dest, used)
+        args.told = {**getattr(args, "told", {}), self.dest: ""}
+        if why:
+            args.told[self.dest] = f"{option} {value}: {used} is used, {why}"
+
+
 def take_model(args: argparse.Namespace) -> None:
     """Puts the model of -m into args.model, for a command with one model. Raises
     argparse.ArgumentError if it is not exactly one, and the command needs one."""
@@ -186,12 +208,12 @@ def add_override_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what takes the place of a model's own keys."""
     parser.add_argument(
         "--override-kv",
-        action="append",
-        type=_override,
+        action="extend",
+        type=_overrides,
         default=[],
         metavar="KEY=TYPE:VALUE",
         help="a value in place of the model's, of type int, float, bool or str; can be given "
-        "several times",
+        "several times, or several with commas between",
     )
     parser.add_argument(
         "--rope-scaling",
@@ -211,6 +233,17 @@ def add_override_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--yarn-orig-ctx", type=whole(0), metavar="N", help="YaRN: positions in training"
     )
+
+
+# Where the next override begins: texts may hold commas, too.
+_NEXT_OVERRIDE = re.compile(r",(?=\"?[^\s,=]+=(?:int|float|str|bool):)")
+
+
+def _overrides(text: str) -> list[tuple[str, bool | int | float | str]]:
+    """Parser of KEY=TYPE:VALUE,... as in llama.cpp, where quotes may be around each."""
+    parts = _NEXT_OVERRIDE.split(text)
+    quoted = re.compile(r'"(.*)"', re.DOTALL)
+    return [_override(found[1] if (found := quoted.fullmatch(p)) else p) for p in parts]
 
 
 def _override(text: str) -> tuple[str, bool | int | float | str]:
@@ -244,31 +277,51 @@ def _rope(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def scaled(text: str) -> tuple[str, float]:
-    """Parser of FILE:SCALE."""
+def files(text: str) -> list[str]:
+    """Parser of names of files with commas between; a name that has commas stands in quotes, or
+    alone."""
+    if Path(text).is_file():
+        return [text]
+    found = next(csv.reader([text], skipinitialspace=True), [])
+    if not found or not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} names no file")
+    return found
+
+
+def _adapters(text: str) -> list[tuple[str, float]]:
+    """Parser of FILE,..."""
+    return [(file, 1.0) for file in files(text)]
+
+
+def _scaled_adapters(text: str) -> list[tuple[str, float]]:
+    """Parser of FILE:SCALE,..."""
+    return [_scaled(part) for part in files(text)]
+
+
+def _scaled(text: str) -> tuple[str, float]:
     file, _, scale = text.rpartition(":")
-    if not file:
-        raise argparse.ArgumentTypeError(f"{text!r} is not FILE:SCALE")
-    return file, float(scale)
-
-
-scaled.__name__ = "FILE:SCALE"
+    try:
+        if file:
+            return file, float(scale)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not FILE:SCALE")
 
 
 def add_adapter_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of LoRA adapters."""
     parser.add_argument(
         "--lora",
-        action="append",
-        type=lambda file: (file, 1.0),
+        action="extend",
+        type=_adapters,
         default=[],
         metavar="F",
-        help="a LoRA adapter (GGUF); can be given several times",
+        help="a LoRA adapter (GGUF); can be given several times, or several with commas between",
     )
     parser.add_argument(
         "--lora-scaled",
-        action="append",
-        type=scaled,
+        action="extend",
+        type=_scaled_adapters,
         dest="lora",
         metavar="F:SCALE",
         help="the same with a scale",
@@ -360,8 +413,15 @@ def llama_options(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def note_device(args: argparse.Namespace) -> None:
-    """Notes which options ask for a GPU in vain."""
+def note_options(args: argparse.Namespace) -> None:
+    """Notes which options ask for a GPU in vain, and which types of the cache are others. Raises
+    argparse.ArgumentError for keys and values of two types."""
+    k, v = args.cache_type_k, args.cache_type_v
+    if k != v:
+        words = f"-ctk {k} and -ctv {v}: keys and values have one type, {', '.join(CACHE_TYPES)}"
+        raise argparse.ArgumentError(None, words)
+    for text in filter(None, getattr(args, "told", {}).values()):
+        say(text, True)
     if args.device in (None, "cpu"):
         asked = {"-ngl": args.gpu_layers, "--vram-budget": args.vram_budget}
         options.note_without_gpu(asked, verbose=True)
@@ -372,7 +432,7 @@ def need_cpu(args: argparse.Namespace) -> None:
     Raises ValueError."""
     if args.device not in (None, "cpu"):
         raise ValueError(f"--device {args.device}: only the CPU records neurons")
-    note_device(args)
+    note_options(args)
 
 
 def model_fields(args: argparse.Namespace) -> dict[str, Any]:
@@ -389,7 +449,7 @@ def model_fields(args: argparse.Namespace) -> dict[str, Any]:
 
 def device_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Those of the device; also notes which options ask for a GPU in vain."""
-    note_device(args)
+    note_options(args)
     return options.device_fields(**device_options(args))
 
 

@@ -24,7 +24,7 @@ from .common import (
     add_checkpoint_argument,
     add_model_arguments,
     llama_options,
-    note_device,
+    note_options,
     positions,
     whole,
     whole_or_auto,
@@ -254,7 +254,7 @@ def from_hub(args: argparse.Namespace) -> str | None:
 @contextlib.contextmanager
 def open_model(args: argparse.Namespace) -> Iterator[Llama]:
     """The model with its draft model, open."""
-    note_device(args)
+    note_options(args)
     path = model_path(args)
     n_ctx = positions(path) if args.ctx_size is None else args.ctx_size
     options = {

@@ -250,7 +250,7 @@ _REFUSED: Mapping[str, str] = {
         --vision-gemma-4b-default
         --vision-gemma-12b-default""",
 }
-_TAKEN = "without_effect"
+TAKEN = "without_effect"
 _OPTION = re.compile(r"\s*((?:-[\w.-]+(?:, )?)+)(.*)")
 
 
@@ -263,11 +263,11 @@ def _rows(table: Mapping[str, str]) -> Iterator[tuple[str, list[str], str]]:
 
 
 class Refused(argparse.Action):
-    """Ends the command with the reason why an option is not taken."""
+    """Ends the command with the reason why an option is not taken. is_flag: it has no value."""
 
-    def __init__(self, *, reason: str, **rest: Any):
+    def __init__(self, *, reason: str, is_flag: bool, **rest: Any):
         super().__init__(**rest, help=argparse.SUPPRESS, nargs="*")
-        self.reason = reason
+        self.reason, self.is_flag = reason, is_flag
 
     def __call__(self, parser: Any, _args: Any, _value: Any, option: Any = None) -> None:
         parser.error(f"option {option} is not taken: {self.reason}")
@@ -288,16 +288,19 @@ class _Taken(argparse.Action):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options. Those that were given without effect are in args.without_effect."""
     for _, names, value in _rows(_SO_ALREADY):
-        parser.add_argument(*names, action=_Taken, dest=_TAKEN, reason="", value=value)
+        parser.add_argument(*names, action=_Taken, dest=TAKEN, reason="", value=value)
     for reason, names, value in _rows(_UNUSED):
-        parser.add_argument(*names, action=_Taken, dest=_TAKEN, reason=reason, value=value)
-    for reason, names, _ in _rows(_REFUSED):
-        parser.add_argument(*names, action=Refused, dest=argparse.SUPPRESS, reason=reason)
+        parser.add_argument(*names, action=_Taken, dest=TAKEN, reason=reason, value=value)
+    for reason, names, value in _rows(_REFUSED):
+        refused = {"reason": reason, "is_flag": not value}
+        parser.add_argument(*names, action=Refused, dest=argparse.SUPPRESS, **refused)
 
 
 def notes(args: argparse.Namespace) -> Sequence[str]:
-    """A sentence for each option that was given and changes nothing, but is not so already."""
-    given = args.without_effect or {}
+    """A sentence for each option and variable that was given and changes nothing, but is not so
+    already."""
+    given = dict(args.without_effect or {})
+    given |= dict.fromkeys(getattr(args, "unknown_variables", ()), "it stands for no option")
     return [f"{name} changes nothing: {reason}" for name, reason in given.items() if reason]
 
 

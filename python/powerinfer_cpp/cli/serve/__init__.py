@@ -18,6 +18,7 @@ from ..drafting import add_draft_arguments
 from ..generating import add_hub_arguments, add_memory_arguments, add_samplers
 
 KEY_VARIABLE = "POWERINFER_API_KEY"
+TAKES_VARIABLES = True  # llama-server's: llama_variables.py
 PARALLEL = 4
 CACHE_GIB = 8  # of prompts on disk
 WARNINGS, REQUESTS = 2, 4  # levels of messages

@@ -18,7 +18,7 @@ from ...run.shared_session import session_fields
 from ...server import run as server
 from ...server.settings import Defaults, Settings
 from .. import chat_options, llama_server
-from ..common import adapter_options, llama_options, note_device
+from ..common import adapter_options, llama_options, note_options
 from ..drafting import draft_of
 from ..generating import from_hub, unescaped
 from . import CACHE_GIB, KEY_VARIABLE, LOAD_MODES, PARALLEL, POOLINGS, REQUESTS, WARNINGS
@@ -35,7 +35,7 @@ def serve(args: argparse.Namespace) -> int:
     the exit status."""
     for note in llama_server.notes(args):
         say(note, True)
-    note_device(args)
+    note_options(args)
     downloaded = from_hub(args)
     named = [*args.models, *(args.model or ())]
     paths = _models([*named, *([downloaded] if downloaded else ())], args.alias)
