@@ -4,16 +4,17 @@ The default model has learnt stories, not chats: it has no template, so a format
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from powerinfer_cpp import Llama
 
 DEFAULT = Path(__file__).parents[1] / "models" / "stories-relu.Q8_0.gguf"
-options = {"chat_format": "alpaca"} if len(sys.argv) < 2 else {}
+chat_format = "alpaca" if len(sys.argv) < 2 else None
 model = sys.argv[1] if len(sys.argv) > 1 else DEFAULT
 
-messages = [{"role": "system", "content": "You tell stories."}]
-with Llama(model, n_ctx=512, verbose=False, **options) as llm:
+messages: list[Mapping[str, object]] = [{"role": "system", "content": "You tell stories."}]
+with Llama(model, n_ctx=512, verbose=False, chat_format=chat_format) as llm:
     for question in ("Tell me of a cat.", "And then?"):
         messages.append({"role": "user", "content": question})
         answer = llm.create_chat_completion(messages, max_tokens=40, seed=1)

@@ -12,6 +12,9 @@ with Llama(model, n_ctx=256, verbose=False) as llm:
     for text in ("The cat sat on the mat.", "The mat sat on the cat.", "Mat the on cat sat."):
         done = llm(text, max_tokens=1, echo=True, logprobs=3, temperature=0)
         found = done["choices"][0]["logprobs"]
-        known = found["token_logprobs"][1:-1]  # not of the first one, nor of the new one
+        assert found is not None  # they were asked for
+        # Of the first token there is none, and the new one is not the text's.
+        known = [each for each in found["token_logprobs"][:-1] if each is not None]
         print(f"{sum(known) / len(known):6.2f} per token: {text}")
-    print("most likely next:", found["top_logprobs"][-1])
+        following = found["top_logprobs"][-1]
+    print("most likely next:", following)

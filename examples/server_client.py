@@ -15,6 +15,7 @@ model = sys.argv[1] if len(sys.argv) > 1 else DEFAULT
 command = [sys.executable, "-m", "powerinfer_cpp", "serve", "-m", str(model), "--port", "0"]
 server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 try:
+    assert server.stdout is not None  # it is a pipe
     line = server.stdout.readline()  # "serving NAME at http://127.0.0.1:PORT/"
     print(line, end="")
     client = OpenAI(base_url=f"{line.split()[-1]}v1", api_key="none")

@@ -16,7 +16,7 @@ from .core.logits import (
     StoppingCriteriaList,
     combined,
 )
-from .core.sampling import Sampling, without_forgotten
+from .core.sampling import Sampling, further
 from .core.state import BaseLlamaCache, LlamaCache, LlamaRAMCache, LlamaState
 from .llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 from .llama_tokens import LlamaTokens
@@ -209,7 +209,7 @@ class Llama(LlamaTokens):
             mirostat_mode=mirostat_mode,
             mirostat_tau=mirostat_tau,
             mirostat_eta=mirostat_eta,
-            **without_forgotten(sampling),
+            **further("create_completion", sampling),
         )
         text = self._prompts.text(prompt)
         n_top = None if logprobs is None else _count("logprobs", logprobs)
@@ -228,7 +228,7 @@ class Llama(LlamaTokens):
             n_top=n_top,
             offset=len(text),
             with_end=echo,
-            criteria=combined(stopping_criteria, StoppingCriteriaList),
+            criteria=combined("stopping_criteria", stopping_criteria, StoppingCriteriaList),
         )
         read = []
         if echo and n_top is not None:
@@ -489,7 +489,8 @@ class Llama(LlamaTokens):
         )
         ids = self._prompts.ids(turn.text)
         params = Sampling(
-            **{name: given[name] for name in _CHOOSING}, **without_forgotten(given["sampling"])
+            **{name: given[name] for name in _CHOOSING},
+            **further("create_chat_completion", given["sampling"]),
         )
         limit = n_following(len(ids), self.n_ctx(), given["max_tokens"])
         processors = self._prompts.processors(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ._native import lib
 from .core import options
 from .core.adapters import LoraAdapter
+from .core.checks import whole_or_none
 from .core.embedding import Embedder
 from .core.logits import (
     AnyStoppingCriteria,
@@ -26,7 +27,7 @@ from .core.logits import (
 )
 from .core.model import SPARSE_MODES
 from .core.sampler import Sampler
-from .core.sampling import Sampling, without_forgotten
+from .core.sampling import Sampling, further
 from .core.session import as_tokens
 from .core.state import LlamaState, common_prefix
 from .core.stats import report
@@ -38,6 +39,7 @@ from .text.answers import Plan, Stats
 from .text.completion import Piece
 from .text.grammar import LlamaGrammar
 
+_OTHER_NAMES = {"temperature": "temp"}  # of methods that choose single tokens
 SCORES = 64  # rows of `scores` that a model run from storage leaves room for, without logits_all
 Parameters = ParamSpec("Parameters")
 Self = TypeVar("Self", bound="LlamaTokens")
@@ -54,7 +56,10 @@ class LlamaTokens:
     """Runs a GGUF model: text to tokens, tokens to logits, logits to tokens."""
 
     @_takes(Options)
-    def __init__(self, model_path: str | Path, **named: Any):
+    def __init__(self, *paths: str | Path, **named: Any):
+        if len(paths) != ("model_path" not in named):
+            raise TypeError("Llama() takes the path of one model, and all else by name")
+        model_path = paths[0] if paths else named.pop("model_path")
         self._arguments = {"model_path": model_path, **named}
         self._arguments.pop("progress_callback", None)
         given = Options(model_path, **named)
@@ -360,8 +365,9 @@ class LlamaTokens:
             repeat_penalty=repeat_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
-            **without_forgotten(sampling),
+            **further("sample", sampling, _OTHER_NAMES),
         )
+        idx = whole_or_none("idx", idx)
         processors = self._prompts.processors(logits_processor, None, grammar)
         with self._loop.held() as context:
             if self._sampler is None or self._sampler[0] != params:
@@ -409,7 +415,7 @@ class LlamaTokens:
             repeat_penalty=repeat_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
-            **without_forgotten(sampling),
+            **further("generate", sampling, _OTHER_NAMES),
         )
         processors = self._prompts.processors(logits_processor, None, grammar)
         ids = as_tokens(tokens)
@@ -421,7 +427,7 @@ class LlamaTokens:
             1,
             params=params,
             processors=lambda: processors,
-            criteria=combined(stopping_criteria, StoppingCriteriaList),
+            criteria=combined("stopping_criteria", stopping_criteria, StoppingCriteriaList),
             endless=True,
         )
         return _ids(self._loop.run(request, reset))

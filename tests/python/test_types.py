@@ -163,6 +163,15 @@ def test_a_program_has_types(tmp_path: Path) -> None:
     assert found == set(range(4, 12)), "each line but the import has a mistake"
 
 
+@pytest.mark.slow
+def test_examples_have_types() -> None:
+    """All that they need is in the extra `test`."""
+    files = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
+    command = [sys.executable, "-m", "mypy", "--strict", *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert len(files) > 5 and done.returncode == 0, done.stdout + done.stderr
+
+
 def test_types_are_those_of_the_calls() -> None:
     """py.typed says that annotations are for type checkers; these name every argument."""
     package = Path(inspect.getfile(Llama)).parent

@@ -1,12 +1,12 @@
 """Functions that change logits or end the generation, between evaluation and sampling."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from .checks import whole
+from .checks import function, number, whole
 
 Ids = np.ndarray[tuple[int, ...], np.dtype[np.intc]]
 Scores = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
@@ -100,8 +100,11 @@ class LogitBias:
     """
 
     def __init__(self, bias: Mapping[int | str, float], n_vocab: int):
-        ids = [int(t) if isinstance(t, str) else whole("logit_bias", t) for t in bias]
-        self.ids = np.array(ids, dtype=np.intp)
+        if not isinstance(bias, Mapping):
+            raise ValueError(f"logit_bias must map ids to numbers, not be {bias!r}")
+        for token, value in bias.items():
+            number(f"logit_bias of {token}", value)
+        self.ids = np.array([_token(token) for token in bias], dtype=np.intp)
         self.values = np.array(list(bias.values()), dtype=np.float32)
         if ((self.ids < 0) | (self.ids >= n_vocab)).any():
             raise ValueError(f"logit_bias: ids must be from 0 to {n_vocab - 1}")
@@ -111,8 +114,21 @@ class LogitBias:
         return scores
 
 
-def combined(value: Any, kind: type) -> Any:
-    """One function from a function or a list of functions; None if there are none."""
+def _token(given: int | str) -> int:
+    """The id that a key of logit_bias is. Raises ValueError for what is none."""
+    if isinstance(given, str) and given.isdecimal():
+        return int(given)
+    return whole("an id in logit_bias", given)  # type: ignore[arg-type]
+
+
+def combined(name: str, value: Any, kind: type) -> Any:
+    """One function from a function or a list of functions; None if there are none. name: of the
+    argument, for the ValueError of what is neither."""
     if value is None or callable(value):
         return value
-    return kind(value) if value else None
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise ValueError(f"{name} must be a function or a list of functions, not {value!r}")
+    functions = list(value)
+    for each in functions:
+        function(f"each of {name}", each)
+    return kind(functions) if functions else None

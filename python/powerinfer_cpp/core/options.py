@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._native import ffi, lib
-from .checks import whole
+from .checks import number, whole
 from .errors import DeviceError
 from .log import say, warn
 from .model import SPARSE_MODES, Model
@@ -63,8 +63,10 @@ def sparse_fields(mode: str, threshold: float | None) -> dict[str, Any]:
     """
     if mode not in SPARSE_MODES:
         raise ValueError(f"sparse must be one of {', '.join(SPARSE_MODES)}, not {mode!r}")
-    if threshold is not None and not math.isfinite(threshold):
-        raise ValueError("sparse_threshold must be a finite number")
+    if threshold is not None:
+        number("sparse_threshold", threshold)
+        if not math.isfinite(threshold):
+            raise ValueError("sparse_threshold must be a finite number")
     return {
         "sparse": SPARSE_MODES.index(mode),
         "sparse_threshold": math.nan if threshold is None else threshold,
@@ -107,7 +109,7 @@ RECORDINGS = {  # Llama's names, pi_record
 
 def record_field(record: str) -> dict[str, int]:
     """pi_session_params of a kind of recording. Raises ValueError for what is none."""
-    if record not in RECORDINGS:
+    if record not in tuple(RECORDINGS):
         raise ValueError(f"record must be one of {', '.join(RECORDINGS)}, not {record!r}")
     return {"record": RECORDINGS[record]}
 
@@ -125,6 +127,8 @@ def device_fields(
     n_gpu_layers: 0 or None: what fits, if a device or a vram_budget (GiB) is given, else no device.
     Without a name the device is the first GPU, if there is one. Raises ValueError for a bad budget.
     """
+    if vram_budget is not None:
+        number("vram_budget", vram_budget)
     if vram_budget is not None and not 0 <= vram_budget < MOST_GIB:
         raise ValueError(f"vram_budget must be a number of GiB from 0 to below {MOST_GIB}")
     if device is not None and not isinstance(device, str):
@@ -162,6 +166,7 @@ def budget_bytes(name: str, gib: float | None) -> int:
     """Bytes of a budget in GiB; 0 (what is free) for None. Raises ValueError for bad numbers."""
     if gib is None:
         return 0
+    number(name, gib)
     if not 0 < gib < MOST_GIB:
         raise ValueError(f"{name} must be a positive number of GiB, below {MOST_GIB}")
     return max(1, int(gib * (1 << 30)))

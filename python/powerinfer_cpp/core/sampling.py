@@ -1,13 +1,14 @@
 """Sampling parameters by name, with the engine's defaults."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
 from .._native import lib
-from .checks import whole
+from .checks import number, whole
 
 _ENGINE = lib.pi_sampler_default_params()
 
@@ -32,6 +33,9 @@ _LETTERS = {
     "i": "infill",
     "a": "adaptive_p",
 }
+
+
+_OF_TEXTS = ("dry_sequence_breakers", "samplers")
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,10 @@ class Sampling:
     def __post_init__(self) -> None:
         for name in ("top_k", "mirostat_mode", "dry_allowed_length", "dry_penalty_last_n"):
             object.__setattr__(self, name, whole(name, getattr(self, name)))
-        for name in ("dry_sequence_breakers", "samplers"):
+        for name, value in vars(self).items():
+            if name not in _OF_TEXTS:
+                number(name, value)
+        for name in _OF_TEXTS:
             if (texts := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _texts(name, texts))
 
@@ -88,9 +95,37 @@ def by_letters(letters: str) -> list[str]:
     return [_LETTERS[letter] for letter in letters]
 
 
-def without_forgotten(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments without those of llama-cpp-python whose meaning llama.cpp has forgotten."""
-    return {name: given[name] for name in given.keys() - {"tfs_z", "penalize_nl"}}
+# Arguments of llama-cpp-python whose meaning llama.cpp has forgotten.
+_FORGOTTEN = ("tfs_z", "penalize_nl")
+# What other programs call arguments of the same meaning.
+_ELSEWHERE = {
+    "n_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "repetition_penalty": "repeat_penalty",
+    "temp": "temperature",
+    "json_schema": "response_format",
+    "stop_sequences": "stop",
+}
+_FIELDS = {field.name for field in fields(Sampling)}
+_NAMES = (*sorted(_FIELDS), "max_tokens", "stop", "seed", "stream", "grammar", "logprobs")
+
+
+def further(
+    call: str, given: Mapping[str, Any], instead: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Fields of Sampling that a call was given by further names. instead: those that have another
+    name in this call. Raises TypeError that names the call, and what was probably meant, for other
+    names."""
+    found = {name: given[name] for name in given if name not in _FORGOTTEN}
+    named = {**_ELSEWHERE, **(instead or {})}
+    for name in found:
+        if name in _FIELDS and name not in named:
+            continue
+        near = named.get(name) or next(iter(get_close_matches(name, _NAMES, 1)), None)
+        hint = f"; did you mean {near}?" if near else ""
+        raise TypeError(f"{call}() has no argument {name!r}{hint}")
+    return found
 
 
 def _texts(name: str, given: Any) -> tuple[str, ...]:

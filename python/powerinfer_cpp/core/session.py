@@ -366,11 +366,17 @@ def _array(kind: str, values: np.ndarray | None) -> Any:
     return ffi.NULL if values is None else ffi.from_buffer(kind, values)
 
 
-def as_tokens(tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-    """A sequence of ids as int32 [n]. Raises ValueError for values that are not ids."""
+def as_tokens(tokens: Sequence[int] | np.ndarray, name: str = "tokens") -> np.ndarray:
+    """A sequence of ids as int32 [n]. Raises ValueError, which tells the name, for values that are
+    not ids."""
     ids = np.asarray(tokens)
     if ids.size == 0:
         return np.empty(0, dtype=np.int32)
-    if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
-        raise ValueError("token ids must be integers of at least 0")
+    if (
+        ids.ndim == 0
+        or ids.dtype.kind not in "iu"
+        or ids.min() < 0
+        or ids.max() > np.iinfo(np.int32).max
+    ):
+        raise ValueError(f"{name}: token ids must be integers of at least 0")
     return np.ascontiguousarray(ids, dtype=np.int32).reshape(-1)

@@ -10,7 +10,7 @@ from ray.data import ActorPoolStrategy, Dataset
 
 from ..convert.statistics import Statistics
 from ..core.model import Model
-from ..core.sampling import Sampling
+from ..core.sampling import Sampling, further
 from ..measure.perplexity import Estimate
 from ..profile.counters import EngineCounter, check_sparse
 from ..profile.text import windows
@@ -47,7 +47,7 @@ def complete(
         "column": column,
         "output": output,
         "request": {"max_tokens": max_tokens, "stop": stop, "seed": seed},
-        "sampling": sampling,
+        "sampling": further("complete", sampling),
         "options": dict(options or {}),
     }
     return _mapped(dataset, _Completer, given, actors, threads)

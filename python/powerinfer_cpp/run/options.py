@@ -1,10 +1,11 @@
 """The options with which a model is opened."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..core import options
-from ..core.checks import whole, whole_or_none
+from ..core.checks import function, whole, whole_or_none
 from ..core.context import ROWS_KEPT
 from ..core.embedding import check_pooling
 from ..core.gguf import Gguf
@@ -146,6 +147,7 @@ class Options:
         **Embeddings**
 
         - embedding: False. Allow embeddings; the first completion then opens a second session.
+          Also under the name embeddings.
         - pooling_type: 0 none, 1 mean, 2 first, 3 last; -1: as the file says, or mean.
 
         **Recording**
@@ -164,6 +166,7 @@ class Options:
         - verbose: True. Print a few lines to stderr; they also go to the logger "powerinfer_cpp",
           whatever verbose is.
         """
+        embedding = bool(unknown.pop("embeddings", False) or embedding)  # a fork's name
         options.check_unknown(unknown)
         n_ctx = whole_or_none("n_ctx", n_ctx)
         n_threads = whole_or_none("n_threads", n_threads) or 0
@@ -223,10 +226,14 @@ class Options:
             **({} if vocab_only else device_fields),
         }
         self.model_path, self.verbose, self.seed = str(model_path), verbose, seed
-        self.vocab_only, self.logits_all, self.embedding = vocab_only, logits_all, embedding
+        self.vocab_only, self.logits_all, self.embedding = vocab_only, bool(logits_all), embedding
         self.chat_format, self.spm_infill = chat_format, spm_infill
         self.draft_model, self.kv_overrides = draft_model, kv_overrides
+        if progress_callback is not None:
+            function("progress_callback", progress_callback)
         self.progress = progress_callback
+        if lora_path and not isinstance(lora_path, str | os.PathLike | dict):
+            raise ValueError(f"lora_path must be a path, or a dict of scales, not {lora_path!r}")
         given = lora_path if isinstance(lora_path, dict) else {lora_path: lora_scale}
         self.adapters = given if lora_path and not vocab_only else {}
         if n_ctx is None:

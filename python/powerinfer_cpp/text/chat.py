@@ -324,6 +324,8 @@ def chosen(name: str | None, handler: Any) -> tuple[Any, ChatFormat | None]:
     name: of a format or a registered handler. Raises ValueError if there is none, and if the
     handler cannot be called.
     """
+    if name is not None and not isinstance(name, str):
+        raise ValueError(f"chat_format must be the name of a format, not {name!r}")
     if handler is None and name in registered:
         handler = registered[name]
     if handler is None:

@@ -23,7 +23,8 @@ from .tools.events import unfinished
 
 def stop_bytes(stop: str | Sequence[str] | None) -> list[bytes]:
     """Stop strings as bytes, without empty ones. Raises ValueError for other types."""
-    stops = [stop] if isinstance(stop, str) else list(stop or [])
+    several = stop is None or isinstance(stop, Iterable)
+    stops = [stop] if isinstance(stop, str) else list(stop or []) if several else [stop]
     if not all(isinstance(s, str) for s in stops):
         raise ValueError("stop must be a string or a list of strings")
     return [s.encode("utf-8") for s in stops if s]

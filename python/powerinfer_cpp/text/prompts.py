@@ -162,7 +162,7 @@ class Prompts:
         which waits for the end of thoughts that have a limit. Raises ValueError for what is no
         grammar, and for biases of no tokens."""
         found = LogitsProcessorList()
-        if (function := combined(given, LogitsProcessorList)) is not None:
+        if (function := combined("logits_processor", given, LogitsProcessorList)) is not None:
             found.append(function)
         if bias:
             found.append(LogitBias(bias, self._model.n_vocab))
@@ -183,7 +183,7 @@ class Prompts:
         """The ids of a prompt: with BOS if the file asks for it, or if there are none; given ids as
         they are."""
         if not isinstance(prompt, str | bytes):
-            return as_tokens(prompt).tolist()
+            return as_tokens(prompt, "prompt").tolist()
         with self._in_use():
             ids = self._model.tokenize(encoded(prompt), special=True)
         bos = self._model.bos
@@ -212,8 +212,8 @@ class Prompts:
     ) -> list[int]:
         """The ids after which the text between prefix and suffix follows (infill.py)."""
         before, behind = (
-            encoded(part) if isinstance(part, str | bytes) else as_tokens(part).tolist()
-            for part in (prefix, suffix)
+            encoded(part) if isinstance(part, str | bytes) else as_tokens(part, name).tolist()
+            for name, part in (("prompt", prefix), ("suffix", suffix))
         )
         with self._in_use():
             of = (self.fim_tokens, before, behind, self.spm_infill, files, most)
