@@ -27,6 +27,7 @@ from powerinfer_cpp.predictor import judge, mlps, search, solve, train_predictor
 from powerinfer_cpp.predictor import train as training
 from powerinfer_cpp.predictor.pairs import Pairs, bytes_per_token
 from powerinfer_cpp.predictor.train import Curve, curve
+from powerinfer_cpp.predictor.work import parts
 from powerinfer_cpp.profile import profile
 from powerinfer_cpp.profile.text import windows
 
@@ -161,8 +162,50 @@ def test_judge_is_the_models_likelihood(files: Path) -> None:
         for token, following in zip(piece, piece[1:], strict=False):
             session.eval(np.array([token]))
             total.append(log_likelihoods(session.logits(0)[None], np.array([following]))[0])
-    assert math.isclose(judge.mean_nll(model, pieces, "exact", **FIELDS), -np.mean(total))
-    assert math.isclose(judge.loss(2.001, 2.0), 0.0010005, rel_tol=1e-3)
+    found = judge.likelihood(model, pieces, "exact", **FIELDS)
+    assert math.isclose(found.mean, -np.mean(total)) and found.counts.tolist() == [31, 31, 31]
+    assert math.isclose(found.sums[1], -np.sum(total[31:62]))
+
+
+def test_a_loss_has_the_error_that_it_says() -> None:
+    """Of 2,000 texts the true loss is below the bound for 95%, however few the windows are."""
+    random, true, size, outside = np.random.default_rng(0), 0.01, 255, {}
+    for n in (6, 12, 60):
+        means, errors, below = [], [], 0
+        for _ in range(2000):
+            # Tokens of a window have something in common, and few of them differ much.
+            of_window = random.normal(0, 0.01, (n, 1))
+            of_token = random.normal(0, 0.5, (n, size)) * (random.random((n, size)) < 0.05)
+            exact = judge.Likelihood(random.normal(600, 90, n), np.full(n, float(size)))
+            more = (math.log(1 + true) + of_window + of_token).sum(axis=1)
+            loss = judge.loss(judge.Likelihood(exact.sums + more, exact.counts), exact)
+            means.append(loss.mean)
+            errors.append(loss.error)
+            below += true <= loss.most
+        assert np.mean(means) == pytest.approx(true, abs=0.0005)
+        assert np.std(means) == pytest.approx(np.mean(errors), rel=0.1)
+        outside[n] = 1 - below / 2000
+    assert all(0.035 < share < 0.065 for share in outside.values()), outside
+    same = judge.loss(exact, exact)
+    assert (same.mean, same.error, same.most) == (0, 0, 0) and str(same) == "+0.000% ± 0.000%"
+
+
+@pytest.mark.parametrize("untrained", [False, True])
+@pytest.mark.parametrize(("n", "size"), [(20, 16), (33, 256), (200, 32), (800, 512), (9000, 512)])
+def test_parts_of_a_text(n: int, size: int, untrained: bool) -> None:
+    of = parts(n, size, untrained)
+    every = (of.tests, of.sizes, of.learnt, of.stops)
+    tests, sizes, learnt, stops = (set(part.tolist()) for part in every)
+    assert tests | sizes | learnt == set(range(n)) and stops <= learnt
+    assert not tests & (sizes | learnt) and (sizes <= learnt if untrained else not sizes & learnt)
+    assert all((np.diff(part) > 0).all() for part in every)
+    assert min(len(tests), len(sizes), len(stops)) >= n // 10 and len(learnt - stops) > n // 2
+    for part in (of.tests, of.sizes):
+        # Enough tokens, or a good part of the text; and from all over it.
+        assert len(part) * size >= min(16384, n * size // 6 - size)
+        assert np.diff(part).max() <= 2 * -(-n // len(part)) + 1
+    if n * size > 10 * 16384:
+        assert len(tests) == -(-n // 10)
 
 
 @pytest.mark.peer("torch")
@@ -242,7 +285,8 @@ def test_bytes_are_those_that_the_engine_reads(
     report = train_predictors(model, out, text, **options, **FIELDS)
     assert any(layer.rank for layer in report.layers)
     opened = Model(str(out))
-    judged = windows(opened, text.read_bytes(), None, 32)[9::10]
+    pieces = windows(opened, text.read_bytes(), None, 32)
+    judged = [pieces[i] for i in parts(len(pieces), 32, False).sizes]
     expected = {"predictor": "n_bytes", "exact": "exact_bytes"}
     for mode, name in expected.items():
         session = Session(opened, n_ctx=32, sparse=SPARSE_MODES.index(mode), **FIELDS)
@@ -396,9 +440,11 @@ def test_windows_decide_about_one_thing(
     pieces = [
         w.tobytes() for w in windows(Model(str(files / "model.gguf")), text.read_bytes(), None, 32)
     ]
-    assert found["judged"] == pieces[9::10] and found["tested"] == pieces[7::10]
-    rest = sum(len(p) // 4 for i, p in enumerate(pieces) if i % 10 < 7)
-    stops = sum(len(p) // 4 for i, p in enumerate(pieces) if i % 10 == 8)
+    of = parts(len(pieces), 32, True)
+    assert found["judged"] == [pieces[i] for i in of.sizes]
+    assert found["tested"] == [pieces[i] for i in of.tests]
+    stops = sum(len(pieces[i]) // 4 for i in of.stops)
+    rest = sum(len(pieces[i]) // 4 for i in of.learnt) - stops
     assert (found["rows"], found["stops"]) == (rest, stops) and min(rest, stops) > 0
 
 

@@ -23,6 +23,7 @@ from powerinfer_cpp.core.session import Session
 from powerinfer_cpp.core.work import PARTS
 from powerinfer_cpp.plot.predictor import figures
 from powerinfer_cpp.predictor import judge, search, sketch, train_predictors
+from powerinfer_cpp.predictor.work import parts
 from powerinfer_cpp.profile.text import windows
 from powerinfer_cpp.quantize import quantize
 
@@ -195,13 +196,19 @@ def test_whole_way(
     opened = Model(str(out))
     pieces = windows(opened, (tmp_path / "t.txt").read_bytes(), None, 32)
 
-    def perplexities(part: int) -> list[float]:
-        modes = ("predictor", "exact")
-        return [float(np.exp(judge.mean_nll(opened, pieces[part::10], m, **FIELDS))) for m in modes]
+    of = parts(len(pieces), 32, True)
 
-    judged, tested = perplexities(9), perplexities(7)
-    assert judged[0] <= 1.3 * judged[1]
+    def likelihoods(some: np.ndarray) -> list[judge.Likelihood]:
+        chosen = [pieces[i] for i in some]
+        modes = ("predictor", "exact")
+        return [judge.likelihood(opened, chosen, mode, **FIELDS) for mode in modes]
+
+    judged, both = judge.loss(*likelihoods(of.sizes)), likelihoods(of.tests)
+    assert judged.mean < judged.most <= 0.3
+    tested = [float(np.exp(each.mean)) for each in both]
     assert tested == pytest.approx([report.perplexity, report.reference])
+    assert report.error == pytest.approx(judge.loss(*both).error)
+    assert report.n_tested == sum(len(pieces[i]) - 1 for i in of.tests)
     more = any("on windows that decided nothing" in note for note in report.notes)
     assert more == (tested[0] > 1.3 * tested[1])
     stored = raw(out)

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=share,
         default=0.001,
         metavar="P",
-        help="maximum rise of perplexity (default: 0.1%%)",
+        help="maximum rise of perplexity, with 95%% certainty (default: 0.1%%)",
     )
     parser.add_argument(
         "--tokens",
@@ -96,7 +96,10 @@ def show(report: Report) -> None:
     )
     loss = report.perplexity / report.reference - 1
     print(f"in all {read / exact:.1%} of the bytes that exact mode reads per token")
-    print(f"perplexity {report.perplexity:.4f} ({loss:+.3%} of {report.reference:.4f})")
+    print(
+        f"perplexity {report.perplexity:.4f} ({loss:+.3%} ± {report.error:.3%} of "
+        f"{report.reference:.4f}) on {report.n_tested} tokens that decided nothing"
+    )
     print(f"learnt from {report.n_tokens} tokens")
     for note in report.notes:
         print(f"note: {note}")

@@ -25,7 +25,8 @@ class LayerReport:
 class Report:
     """The result of training: the layers that have neurons, and the perplexity with predictors and
     in exact mode, both measured on held-out text. n_tokens: tokens that were recorded. notes:
-    sentences for the user.
+    sentences for the user. error: standard error of the rise of perplexity, as a share. n_tested:
+    tokens of the held-out text.
     """
 
     layers: list[LayerReport]
@@ -34,3 +35,5 @@ class Report:
     n_tokens: int
     notes: list[str]
     kind: str = "mlp"
+    error: float = 0.0
+    n_tested: int = 0

@@ -54,9 +54,11 @@ def train_predictors(
     torch_device do not matter). A sketch does not work for activations whose sign is not their
     gate's to tell: SiLU and GELU.
     predictor_input: "normed" or "residual", what predictors see. target: how much the model's
-    perplexity may rise, as a share. n_tokens: at most so many are recorded (default: TOKENS),
-    fewer where their store would exceed store_gib. torch_device: default a GPU where torch sees
-    one. model_fields, fields: of pi_model_params, pi_session_params.
+    perplexity may rise, as a share: predictors are chosen with which it stays below that on other
+    text of this kind with a probability of 95%, as far as the windows that decide tell. n_tokens:
+    at most so many are recorded (default: TOKENS), fewer where their store would exceed store_gib.
+    torch_device: default a GPU where torch sees one. model_fields, fields: of pi_model_params,
+    pi_session_params.
 
     Everything is kept in OUT.train until the end: work that was killed is taken up, with the same
     result. Raises OSError, ValueError (no torch, a text that is too short), UnsupportedModelError
@@ -91,13 +93,15 @@ def train_predictors(
 def _solve(work: Work, learnt: Learnt, target: float, log: Callable[[str], None]) -> Report:
     """Chooses rank and recall of every layer, writes the result, and describes it."""
 
-    def nll(found: Sequence[search.Choice], windows: Sequence[np.ndarray]) -> float:
+    def likelihood(
+        found: Sequence[search.Choice], windows: Sequence[np.ndarray]
+    ) -> judge.Likelihood:
         contents = _contents(work, learnt, found)
-        return work.nll("predictor" if contents[1] else "exact", *contents, windows)
+        return work.likelihood("predictor" if contents[1] else "exact", *contents, windows)
 
     options = [_options(work, learnt, layer) for layer in work.layers]
     exact = [search.exactly(own[0]) for own in options]
-    lost = _lost_alone(work, options, exact, nll, log)
+    lost = _lost_alone(work, options, exact, likelihood, log)
     whole = sum(c.exact_bytes for c in exact)
 
     def priced(i: int) -> Sequence[search.Choice]:
@@ -105,13 +109,14 @@ def _solve(work: Work, learnt: Learnt, target: float, log: Callable[[str], None]
         found = [search.cheapest(*layer, price) for layer in zip(options, lost, strict=True)]
         return search.worth_while(found)
 
-    reference = nll(exact, work.judged)
+    reference = likelihood(exact, work.judged)
 
     def loss(i: int) -> float:
+        """What the perplexity rises by at most, as far as these windows tell."""
         found = priced(i)
-        more = judge.loss(nll(found, work.judged), reference)
-        log(f"perplexity {more:+.3%} with {', '.join(map(_name_of, found))}")
-        return more
+        more = judge.loss(likelihood(found, work.judged), reference)
+        log(f"perplexity {more}, below {more.most:.3%}, with {', '.join(map(_name_of, found))}")
+        return more.most
 
     at = search.first_within(loss, len(search.PRICES), target)
     found = exact if at is None else priced(at)
@@ -119,18 +124,22 @@ def _solve(work: Work, learnt: Learnt, target: float, log: Callable[[str], None]
     layers = [_report(learnt, n, c) for n, c in zip(work.layers, found, strict=True)]
     notes = learnt.notes(layers)
     if at is None:
-        notes.append(f"no predictors lose at most {target:.2%}: the file keeps exact mode")
+        notes.append(
+            f"no predictors are sure to lose at most {target:.2%}: the file keeps exact mode"
+        )
     elif not any(choice.rank for choice in found):
         notes.append("predictors would read no less than exact mode: the file keeps it")
     # Of those that were tried the windows chose the one that suits them.
-    tested = [nll(choices, work.tested) for choices in (found, exact)]
-    if (more := judge.loss(*tested)) > target:
+    tested = [likelihood(choices, work.tested) for choices in (found, exact)]
+    more = judge.loss(*tested)
+    if more.mean > target:
         notes.append(
-            f"on windows that decided nothing the perplexity rises by {more:.3%}, more than the "
+            f"on windows that decided nothing the perplexity rises by {more}, more than the "
             f"target of {target:.2%}: more text decides better"
         )
-    figures = *map(math.exp, tested), len(work.rows) + len(work.held_out)
-    return Report(layers, *figures, notes, work.kind)
+    perplexities = (math.exp(each.mean) for each in tested)
+    n_learnt, n_tested = len(work.rows) + len(work.held_out), int(tested[0].counts.sum())
+    return Report(layers, *perplexities, n_learnt, notes, work.kind, more.error, n_tested)
 
 
 def _options(work: Work, learnt: Learnt, layer: int) -> list[search.Choice]:
@@ -154,7 +163,7 @@ def _lost_alone(
     work: Work,
     options: Sequence[Sequence[search.Choice]],
     exact: Sequence[search.Choice],
-    nll: Callable[..., float],
+    likelihood: Callable[..., judge.Likelihood],
     log: Callable[[str], None],
 ) -> list[np.ndarray]:
     """What each layer loses at each of search.RECALLS where it alone is predicted."""
@@ -162,7 +171,7 @@ def _lost_alone(
     # A layer alone stands among others that have no predictor, which a smooth activation's
     # threshold does not hold for then.
     mode = "off" if work.smooth else "exact"
-    reference, lost = work.nll(mode, [], [], windows), []
+    reference, lost = work.likelihood(mode, [], [], windows), []
     for i, own in enumerate(options):
         if all(c.n_bytes >= c.without_bytes for c in own):
             lost.append(np.zeros(len(own)))
@@ -170,9 +179,10 @@ def _lost_alone(
         measured = []
         for at in search.PROBES:
             found = [*exact[:i], own[at], *exact[i + 1 :]]
-            measured.append(judge.loss(nll(found, windows), reference))
+            more = judge.loss(likelihood(found, windows), reference)
+            measured.append(more.mean)
             recall = f"{own[at].curve.recall[at]:.1%}"
-            log(f"layer {work.layers[i]} alone, recall {recall}: perplexity {measured[-1]:+.3%}")
+            log(f"layer {work.layers[i]} alone, recall {recall}: perplexity {more}")
         lost.append(search.losses(measured))
     return lost
 

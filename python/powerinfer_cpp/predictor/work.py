@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,58 @@ from ..core.model import Model
 from ..profile.fingerprint import fingerprint
 from ..profile.text import read, windows
 from . import judge
+from .judge import Likelihood
 from .pairs import Pairs, bytes_per_token
 
-# Of ten windows one decides when training stops, and thresholds; one the sizes; and one nothing, so
-# that it can say what came of all that.
+# Windows that decide when training stops, and thresholds; those that decide about sizes; and those
+# that decide nothing, so that they can say what came of all that: a tenth each. Of a short text the
+# last two are more, up to so many tokens, since what a few hundred say of a percent is chance.
 _HELD_OUT = 10
-_TESTS, _STOPS, _SIZES = 7, 8, 9
+_ENOUGH = 16384
+_SHORT = 6  # one window in so many at most
 _OLD = ("powerinfer.sparse_threshold", "powerinfer.predictor.")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Numbers of the windows of a text, ascending: those that are learnt from, and of these those
+    by which training stops; those that decide about sizes; those that decide nothing."""
+
+    learnt: np.ndarray
+    stops: np.ndarray
+    sizes: np.ndarray
+    tests: np.ndarray
+
+
+def parts(n: int, size: int, untrained: bool) -> Parts:
+    """The parts of n windows of `size` tokens, each spread over the whole text.
+
+    untrained: what is learnt is a threshold for each layer, which no text is learnt by heart with:
+    then sizes are decided by windows that are learnt from, too, and by more of them.
+    """
+    tenth, enough = -(-n // _HELD_OUT), -(-_ENOUGH // size)
+    several = max(tenth, min(enough, n // _SHORT))
+    tests = _spread(np.arange(n), several)
+    rest = np.setdiff1d(np.arange(n), tests)
+    if untrained:
+        sizes, learnt = _spread(rest, min(len(rest), max(tenth, enough))), rest
+    else:
+        sizes = _spread(rest, several)
+        learnt = np.setdiff1d(rest, sizes)
+    return Parts(learnt, _spread(learnt, min(tenth, len(learnt))), sizes, tests)
+
+
+def _spread(numbers: np.ndarray, k: int) -> np.ndarray:
+    """k of the numbers, evenly."""
+    return numbers[(2 * np.arange(k) + 1) * len(numbers) // (2 * k)]
 
 
 class Work:
     """A model, what predictors of it learn from, and where that is kept.
 
     pairs: recorded by `begin`. rows: those to learn from; held_out: those by which training stops
-    and thresholds are set. judged: windows of the text that decide about sizes; tested: those that
-    decide nothing. layers: those that have neurons.
+    and thresholds are set. judged: windows of the text that decide about sizes, for sketches some
+    of the same; tested: those that decide nothing. layers: those that have neurons.
     """
 
     def __init__(
@@ -88,7 +126,7 @@ class Work:
                 fingerprint(self.gguf),
                 hashlib.sha256(data).hexdigest(),
                 [str(separator), n_tokens, n_ctx, store_gib, epochs, seed],
-                [_TESTS, _STOPS, _SIZES],
+                [_HELD_OUT, _ENOUGH, _SHORT],
                 [self.kind, self.input, self.format.name],
                 [str(self.gguf.value(f"powerinfer.ffn.{n}")) for n in ("activation", "threshold")],
                 [self.fields.get(name) for name in ("type_k", "type_v", "sparse_threshold")],
@@ -133,11 +171,10 @@ class Work:
                 f"{text}: {len(pieces)} windows of {size} tokens are too few to train and to test "
                 f"on; {2 * _HELD_OUT} are the least"
             )
-        self.judged, self.tested = (pieces[part::_HELD_OUT] for part in (_SIZES, _TESTS))
-        places = [i for i in range(len(pieces)) if i % _HELD_OUT not in (_SIZES, _TESTS)]
-        learnt = [pieces[i] for i in places]
-        stops = [i % _HELD_OUT == _STOPS for i in places]
-        held_out = np.repeat(stops, [len(p) for p in learnt])
+        of = parts(len(pieces), size, self.kind == "sketch")
+        self.judged, self.tested = ([pieces[i] for i in some] for some in (of.sizes, of.tests))
+        learnt = [pieces[i] for i in of.learnt]
+        held_out = np.repeat(np.isin(of.learnt, of.stops), [len(p) for p in learnt])
         self.rows, self.held_out = np.flatnonzero(~held_out), np.flatnonzero(held_out)
         self.pairs = Pairs(self.folder, model, len(held_out))
         self.pairs.record(model, learnt, **self.fields)
@@ -168,14 +205,14 @@ class Work:
             removed=lambda name: name.startswith(_OLD) or bool(source.PREDICTOR.fullmatch(name)),
         )
 
-    def nll(
+    def likelihood(
         self, sparse: str, keys: list[Any], tensors: list[Stored], windows: Sequence[np.ndarray]
-    ) -> float:
-        """Mean negative log-likelihood of the windows with these predictors; sparse: a mode."""
+    ) -> Likelihood:
+        """The likelihood of the windows with these predictors; sparse: a mode."""
         model = self._model(keys, tensors)
-        nll = judge.mean_nll(model, windows, sparse, **self.fields)
+        found = judge.likelihood(model, windows, sparse, **self.fields)
         model.close()
-        return nll
+        return found
 
     def _take_up(self, identity: str) -> bool:
         """Makes the folder and locks it. What it holds of work of another identity goes.
