@@ -81,6 +81,41 @@ void protect_files(const Options& options) {
         }
 }
 
+// `powerinfer` of the installation that this program is part of; "" if it is part of none. It is
+// looked for there alone: whoever can write there can change this program, too.
+std::filesystem::path powerinfer_program() {
+    namespace fs = std::filesystem;
+    // lib/python3.11/site-packages/powerinfer_cpp/bin/main and bin/powerinfer
+    fs::path folder = own_path().parent_path();
+    for (const char* name : {"bin", "powerinfer_cpp"}) {
+        if (folder.filename() != name) return "";
+        folder = folder.parent_path();
+    }
+    const fs::path name = folder.filename();
+    if (name != "site-packages" && name != "dist-packages") return "";
+    folder = folder.parent_path().parent_path().parent_path();
+    std::error_code error;
+    const fs::path program = folder / "bin" / "powerinfer";
+    return fs::is_regular_file(program, error) ? program : "";
+}
+
+// Leaves a chat on a terminal to `powerinfer chat`, which edits lines, keeps a history and has
+// commands. Returns if this program is to chat itself.
+void leave_to_powerinfer(const Options& options) {
+    const bool terminal =
+        is_terminal(Stream::in) && is_terminal(Stream::out) && is_terminal(Stream::error);
+    // It takes seeds of 31 bits.
+    if (options.stays || !terminal || (!options.random_seed && options.sampler.seed >> 31)) return;
+    const std::filesystem::path program = powerinfer_program();
+    std::string why;
+    const bool chats = !options.chat_template_file.empty() || find_chat_format(options, why) ||
+                       !why.empty();  // a template that main does not know
+    if (program.empty() || !chats) return;
+    std::vector<std::string> words = {"chat", "--model=" + options.model};
+    words.insert(words.end(), options.given.begin(), options.given.end());
+    become(program, words);
+}
+
 // The format of a conversation, if there is to be one. Throws Failure if one was asked for and the
 // model has no format that is known here.
 std::optional<ChatFormat> chosen_chat(Options& options) {
@@ -122,7 +157,8 @@ int generate(Options& options) {
     } catch (const Interrupted&) {
         status = exit_interrupted;
     }
-    if (!chat && is_terminal(Stream::out) && write_out("\n", 1) < 0) return exit_failure;
+    interrupted = 0;  // it ended the text, and not its line
+    end_line();
     if (generation.full())
         say("main: the context is full (%d positions, -c)\n",
             int(pi_session_n_ctx(generation.session())));
@@ -152,6 +188,7 @@ int run(Options& options) {
     }
     if (options.model.empty()) options.model = default_model();
     if (options.action == Options::Action::plan) return print_plan(options) ? 0 : exit_no_room;
+    if (options.conversation || may_chat(options)) leave_to_powerinfer(options);
     protect_files(options);
     start_log(options.log_file, !options.log);
     using Switch = Options::Switch;

@@ -65,24 +65,24 @@ def test_prompts(run, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert run(*line, "--no-escape") == file.read_bytes()[:-1]
     assert run(*line, "--no-display-prompt") == b""
     typed(monkeypatch, b"a\\tb\n")
-    assert run(*line[:2], "-n", "0", "-f", "-") == b"a\tb"
+    assert run(*line[:2], "-n", "0", "-f", "-") == b"a\tb\n"
     done = subprocess.run(
         [sys.executable, "-m", "powerinfer_cpp.cli", "complete", tiny_path, "-n", "0"],
         input=b"from a pipe\n",
         capture_output=True,
     )
-    assert done.stdout == b"from a pipe", done.stderr
+    assert done.stdout == b"from a pipe\n", done.stderr
     run("complete", tiny_path, "-p", "x" * 600, "-c", "64", status=1, said="no room")
     run(*line[:2], "-p", "x", "-c", "8", said="the context is full (8 positions, -c)")
 
 
 def test_reverse_prompts(run, model_path: Path) -> None:
     line = ["complete", model_path, "-p", PROMPT, "-n", "60", "--temp", "0"]
-    whole = run(*line).decode()
+    whole = run(*line).decode().removesuffix("\n")
     for stop in (".", " was", "e", whole[40:55], "not in it"):
         at = whole.find(stop, len(PROMPT))
         expected = whole if at < 0 else whole[: at + len(stop)]
-        assert run(*line, "-r", "nowhere", "-r", stop).decode() == expected
+        assert run(*line, "-r", "nowhere", "-r", stop).decode() == expected + "\n"
     assert run(*line, "-r", r"\x77as") == run(*line, "-r", "was")
 
 
@@ -100,12 +100,12 @@ def test_a_draft_model_with_another_vocabulary(run, tiny_path: Path, model_path:
 
 def test_biases(run, tiny_path: Path) -> None:
     say_a = f"{tiny.BYTE + ord('A')}+100"
-    assert run("complete", tiny_path, "-p", "x", "-n", "3", "-l", say_a) == b"xAAA"
+    assert run("complete", tiny_path, "-p", "x", "-n", "3", "-l", say_a) == b"xAAA\n"
     with Llama(tiny_path, vocab_only=True, verbose=False) as llm:
         end = llm.token_eos()
     line = ["complete", tiny_path, "-p", "x", "-n", "3", "-l", say_a, "-l", f"{end}+200"]
-    assert run(*line) == b"x"
-    assert run(*line, "--ignore-eos") == b"xAAA"
+    assert run(*line) == b"x\n"
+    assert run(*line, "--ignore-eos") == b"xAAA\n"
     for wrong in ("5", "5*1", "x+1", "5+nan"):
         run(*line, "-l", wrong, status=2, said="is not an id with a bias")
     run(*line, "-l", "999999+1", status=1, said="ids must be from 0")
@@ -118,7 +118,7 @@ def test_constraints(run, model_path: Path, tmp_path: Path) -> None:
         'root ::= "yes" | "no"',
         '{"type": "array", "maxItems": 3, "items": {"enum": [1, 2]}}',
     )
-    assert run(*line, "--grammar", grammar) in (b"yes", b"no")
+    assert run(*line, "--grammar", grammar) in (b"yes\n", b"no\n")
     found = json.loads(run(*line, "-j", schema, "-n", "200"))
     assert isinstance(found, list) and set(found) <= {1, 2}
     for option, text, wanted in (
@@ -140,7 +140,9 @@ def test_command_lines(run, tiny_path: Path) -> None:
     run("complete", tiny_path, "-p", "x", "-r", "", status=2, said="-r needs a text")
     run("complete", tiny_path, "-md", "x", "--lookup", status=2, said="not allowed with")
     accepted = "-fa on --simple-io --no-warmup --no-perf --log-disable -tb 1 --no-mmap -no-cnv"
-    assert run("complete", "-m", tiny_path, "-p", "x", "-n", "0", *accepted.split(), "-fa") == b"x"
+    assert (
+        run("complete", "-m", tiny_path, "-p", "x", "-n", "0", *accepted.split(), "-fa") == b"x\n"
+    )
 
 
 # ---- Chats ----
@@ -254,18 +256,18 @@ def test_models_from_the_hub(
     stand_in.HfApi, stand_in.hf_hub_download = Api, fetch
     monkeypatch.setitem(sys.modules, "huggingface_hub", stand_in)
     line = ["complete", "-p", "x", "-n", "0"]
-    assert run(*line, "-hf", "a/b:q8_0") == b"x"
+    assert run(*line, "-hf", "a/b:q8_0") == b"x\n"
     assert asked[0] == ("a/b", {}) and asked[2] == ("a/b", "m-Q8_0-00002-of-00002.gguf", {})
     asked.clear()
     said = "every user of this machine can read it"
-    assert run(*line, "-hfr", "a/b", "-hff", "sub/m-f16.gguf", "-hft", "t", said=said) == b"x"
+    assert run(*line, "-hfr", "a/b", "-hff", "sub/m-f16.gguf", "-hft", "t", said=said) == b"x\n"
     assert asked == [("a/b", "sub/m-f16.gguf", {"token": "t"})]
     asked.clear()
     secret = tmp_path / "token"
     secret.write_text("t2\n")
     at = {"revision": "refs/pr/1", "token": "t2"}
     for words in (["a/b:q8_0@refs/pr/1"], ["a/b:q8_0", "--hf-revision", "refs/pr/1"]):
-        assert run(*line, "-hf", *words, "--hf-token-file", secret) == b"x"
+        assert run(*line, "-hf", *words, "--hf-token-file", secret) == b"x\n"
         assert asked[0] == ("a/b", at) and asked[1] == ("a/b", "m-Q8_0-00001-of-00002.gguf", at)
         asked.clear()
     run(*line, "-hf", "a/b@x", "--hf-revision", "y", status=1, said="--hf-revision says y")

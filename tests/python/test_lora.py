@@ -418,7 +418,7 @@ def test_main_uses_adapters(made: Path) -> None:
             llm.set_adapters(mixed(made, scales))
             ids = llm.tokenize(b"the cat")
             found = tiny.take(llm.generate(ids, temp=0), 8)
-            wanted.append(b"the cat" + llm.detokenize(found, prev_tokens=ids))
+            wanted.append(b"the cat" + llm.detokenize(found, prev_tokens=ids) + b"\n")
     first, second = str(made / "first.gguf"), str(made / "second.gguf")
     assert said("--lora-scaled", f"{first}:2").stdout == wanted[0]
     assert said("--lora-scaled", first, "2").stdout == wanted[0]

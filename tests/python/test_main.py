@@ -51,7 +51,7 @@ def test_stdout_is_prompt_and_continuation(main, model_path):
         text = llm("Once upon a time", max_tokens=20, temperature=0, echo=True)["choices"][0][
             "text"
         ]
-    assert result.stdout.decode() == text
+    assert result.stdout.decode() == text + "\n"
 
 
 def test_no_prompt_starts_at_bos(main):
@@ -83,7 +83,7 @@ def test_threads_and_batches_do_not_change_the_text(main):
 
 def test_prompt_of_any_bytes(main):
     prompt = b"\xff\xfe caf\xc3"
-    assert main("-p", prompt, "-n", "0").stdout == prompt
+    assert main("-p", prompt, "-n", "0").stdout == prompt + b"\n"
     assert main("-p", prompt, "-n", "3").stdout.startswith(prompt)
 
 
@@ -107,15 +107,15 @@ def test_prompt_on_stdin(main_path, model_path, tmp_path):
         return done.stdout
 
     assert run(input=b"Once\xff\0upon\n\n") == b"Once\xff\0upon\n"  # less one newline
-    assert run("-p", "Lily", input=b"Once") == b"Lily" and run("-p", "", input=b"Once") == b""
+    assert run("-p", "Lily", input=b"Once") == b"Lily\n" and run("-p", "", input=b"Once") == b""
     file = tmp_path / "prompt"
     file.write_bytes(b"first\nsecond")
-    assert run("-f", file, input=b"Once") == b"first\nsecond"
+    assert run("-f", file, input=b"Once") == b"first\nsecond\n"
     with file.open("rb", buffering=0) as opened:
         opened.seek(6)
-        assert run(stdin=opened) == b"second"
+        assert run(stdin=opened) == b"second\n"
     with file.open("rb", buffering=0) as opened:
-        assert run("-f", "-", stdin=opened) == b"first\nsecond"
+        assert run("-f", "-", stdin=opened) == b"first\nsecond\n"
     assert run(stdin=subprocess.DEVNULL) == b""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -142,13 +142,13 @@ def test_a_context_beyond_the_training_is_said(main):
 
 def test_escapes(main):
     text = r"a\n\t\"\'\\\x41\q\x4"
-    assert main("-p", text, "-n", "0", "--no-escape").stdout == text.encode()
+    assert main("-p", text, "-n", "0", "--no-escape").stdout == text.encode() + b"\n"
     for args in ((), ("-e",)):  # as in llama.cpp, without asking
-        assert main("-p", text, "-n", "0", *args).stdout == b"a\n\t\"'\\A\\q\\x4"
+        assert main("-p", text, "-n", "0", *args).stdout == b"a\n\t\"'\\A\\q\\x4\n"
 
 
 def test_control_tokens_are_not_shown(main):
-    assert main("-p", "<s>Once</s> upon", "-n", "0").stdout == b"Once upon"
+    assert main("-p", "<s>Once</s> upon", "-n", "0").stdout == b"Once upon\n"
 
 
 def test_end_of_text_and_full_context(main):
@@ -159,7 +159,9 @@ def test_end_of_text_and_full_context(main):
     assert full.returncode == 0 and b"the context is full (40 positions" in full.stderr
     assert re.search(rb" 40 runs", full.stderr)  # of the sampler: BOS and 39 tokens, and one more
     longer = main("-n", "300", "--temp", "0", "--ignore-eos")
-    assert longer.stdout.startswith(story.stdout) and len(longer.stdout) > len(story.stdout)
+    assert longer.stdout.startswith(story.stdout.rstrip(b"\n")) and len(longer.stdout) > len(
+        story.stdout
+    )
 
 
 def test_context_sizes(main, model_path):
@@ -256,7 +258,7 @@ def test_interactive_turns(main_path, model_path):
             said = [steps.send(new), *(next(steps) for _ in range(3))]
             text += b" The " + (b"!" if line else b"") + llm.detokenize(said)
     assert turns == want
-    assert done.stdout == text + b" The "
+    assert done.stdout == text + b" The \n"
 
 
 def test_interactive_first_and_reverse_prompts(main_path, model_path):

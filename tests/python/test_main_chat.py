@@ -351,7 +351,7 @@ def test_reverse_prompt(main_path, model_path, chat, model):
 
     def text(*args: str) -> str:
         done = subprocess.run([*command, *args], capture_output=True, timeout=60, check=True)
-        return done.stdout.decode()
+        return done.stdout.decode().removesuffix("\n")
 
     whole = text()
     for stop in (".", " was", "e", "re was", whole[40:55], "Once"):

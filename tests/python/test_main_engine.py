@@ -27,7 +27,7 @@ def main(main_path: Path, model_path: Path) -> Main:
 
 def text(result: subprocess.CompletedProcess) -> str:
     assert result.returncode == 0, result.stderr
-    return result.stdout
+    return result.stdout.removesuffix("\n")
 
 
 def refused(result: subprocess.CompletedProcess, status: int) -> str:

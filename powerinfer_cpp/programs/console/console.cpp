@@ -12,6 +12,7 @@ constexpr size_t longest_text = size_t(256) << 20;  // of a prompt or line; so -
 
 std::FILE* log_file = nullptr;
 bool quiet = false, log_failed = false, coloured = false;
+char last_put = '\n';  // on stdout
 
 void write_log(const std::string& text) {
     if (!log_file) return;
@@ -106,6 +107,7 @@ void paint(Colour colour) {
 }
 
 void put(std::string_view bytes) {
+    if (!bytes.empty()) last_put = bytes.back();
     while (!bytes.empty()) {
         // A signal can end a write early; the call then succeeds with some of the bytes written.
         if (interrupted) throw Interrupted{};
@@ -118,6 +120,10 @@ void put(std::string_view bytes) {
             throw Failure(std::string("cannot write to stdout: ") + std::strerror(int(-n)));
         }
     }
+}
+
+void end_line() {
+    if (last_put != '\n') put("\n");
 }
 
 void require(pi_status status) {

@@ -46,6 +46,8 @@ void advise(const std::string& lines);  // after an error
 bool end_log();
 // Throws Interrupted, ReaderGone or Failure.
 void put(std::string_view bytes);
+// Ends the last line of stdout, if anything is there that no newline ends.
+void end_line();
 // The colour of what follows on stdout, if colours are on.
 enum class Colour { plain, prompt, user };
 void use_colours(bool on);
@@ -99,3 +101,6 @@ std::FILE* open_file(const std::string& path, const char* mode);
 void drop_newline(std::string& text);
 // This program's file; "" if the system does not tell.
 std::filesystem::path own_path();
+// Runs another program in place of this one, with these words behind its name. Returns if that
+// cannot be, and on Windows, which would have both.
+void become(const std::filesystem::path& program, const std::vector<std::string>& words);

@@ -110,3 +110,10 @@ std::filesystem::path own_path() {
     return std::filesystem::read_symlink("/proc/self/exe", error);
 #endif
 }
+
+void become(const std::filesystem::path& program, const std::vector<std::string>& words) {
+    std::vector<char*> arguments = {const_cast<char*>(program.c_str())};
+    for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+    arguments.push_back(nullptr);
+    execv(program.c_str(), arguments.data());
+}

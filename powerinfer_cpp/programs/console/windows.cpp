@@ -190,6 +190,8 @@ void drop_newline(std::string& text) {
     if (!text.empty() && text.back() == '\r') text.pop_back();
 }
 
+void become(const std::filesystem::path&, const std::vector<std::string>&) {}
+
 std::filesystem::path own_path() {
     std::wstring path(32768, L'\0');
     path.resize(GetModuleFileNameW(nullptr, path.data(), DWORD(path.size())));

@@ -213,6 +213,9 @@ const Option table[] = {
      set_converse<Options::Switch::on>},
     {"-no-cnv, --no-conversation", nullptr, "continue a text, also on a terminal",
      set_converse<Options::Switch::off>},
+    {"--simple-io", nullptr,
+     "chat with main itself on a terminal, where `powerinfer chat` is beside it and would do it",
+     set_flag<&Options::stays, true>},
     {"-sys, --system-prompt, --system", "TEXT", "system message of a conversation",
      set_text<&Options::system, &Options::for_chat>},
     {"-sysf, --system-prompt-file", "FILE", "read the system message from a file",
@@ -451,8 +454,7 @@ const Option table[] = {
 
     // Options of PowerInfer and llama.cpp without effect here: what they ask for is always so, or
     // changes the time only.
-    {"--warmup, --no-warmup, --simple-io, --no-context-shift, --no-jinja, --offline", nullptr,
-     nullptr, ignore},
+    {"--warmup, --no-warmup, --no-context-shift, --no-jinja, --offline", nullptr, nullptr, ignore},
     {"--prio, --prio-batch", "N", nullptr, ignore_integer<-1, 3>},
     {"--poll, --poll-batch", "N", nullptr, ignore_integer<0, 100>},
     {"--cpu-strict, --cpu-strict-batch", "N", nullptr, ignore_integer<0, 1>},

@@ -37,6 +37,8 @@ struct Options {
     std::string in_prefix, in_suffix;       // texts around the user's
     std::string for_chat, for_interactive;  // given options that need these; "": none
     std::vector<std::string> stops;         // texts that end a generation
+    bool stays = false;                     // main itself chats, where `powerinfer chat` could
+    std::vector<std::string> given;  // options as `powerinfer chat` takes them, but for the model
     bool escape = true;  // replace C escapes such as \n in the prompt and the user's texts
     bool display_prompt = true;
     Switch colour = Switch::automatic;

@@ -74,6 +74,29 @@ const struct {
     {"--host, --port, --api-key, --api-key-file, -np, --parallel", "`powerinfer serve` has it"},
 };
 
+// Options that `powerinfer chat` has not: with one of them main itself chats.
+constexpr const char* of_main =
+    "--cpu-strict, --prio, --poll, --cpu-strict-batch, --prio-batch, --poll-batch, --keep, -bf, "
+    "--binary-file, -lm, --load-mode, --list-devices, --check-tensors, --op-offload, "
+    "--no-op-offload, -nopo, --log-file, -v, --verbose, --log-verbose, -lv, --verbosity, "
+    "--log-verbosity, --display-prompt, --no-display-prompt, --context-shift, --prompt-cache, "
+    "--prompt-cache-all, --prompt-cache-ro, -i, --interactive, -if, --interactive-first, "
+    "--in-prefix, --in-suffix, -no-cnv, --no-conversation, --no-jinja, --show-timings, "
+    "--no-show-timings, --bundle, --plan, --json-stats, --reset-gpu-index, --disable-gpu-index, "
+    "--usage, --version, --completion-bash";
+
+// Keeps an option that was read for `powerinfer chat`.
+void keep(Options& options, const Option& option, Text name, Text value, bool has_value) {
+    for (const std::string& own : split(of_main, ", "))
+        options.stays = options.stays || own == name;
+    if (name == "-m" || name == "--model") return;
+    std::string word = name;
+    // A value may begin with a dash, which only --name=value is clear about.
+    for (const std::string& other : split(option.names, ", "))
+        if (word.compare(0, 2, "--") != 0 && has_value) word = other;
+    options.given.push_back(has_value ? word + "=" + value : word);
+}
+
 [[noreturn]] void unknown(Text name) {
     for (const auto& [names, programs] : elsewhere)
         for (const std::string& candidate : split(names, ", "))
@@ -120,6 +143,7 @@ bool may_chat(const Options& o) {
 Options parse_options(const std::vector<std::string>& arguments) {
     Options options;
     for (size_t i = 1; i < arguments.size(); i++) {
+        const size_t at = i;
         const std::string& given = arguments[i];
         // --top_k is read as --top-k, as in llama.cpp. --top-k=40 is accepted too.
         std::string name =
@@ -148,6 +172,7 @@ Options parse_options(const std::vector<std::string>& arguments) {
                 value += ":" + arguments[++i];
         }
         option->set(options, name, value);
+        keep(options, *option, name, value, has_value || i > at);
     }
     const bool runs =
         options.action == Options::Action::generate || options.action == Options::Action::plan;

@@ -415,11 +415,11 @@ def llama_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def note_options(args: argparse.Namespace) -> None:
     """Notes which options ask for a GPU in vain, and which types of the cache are others. Raises
-    argparse.ArgumentError for keys and values of two types."""
+    ValueError for keys and values of two types."""
     k, v = args.cache_type_k, args.cache_type_v
     if k != v:
         words = f"-ctk {k} and -ctv {v}: keys and values have one type, {', '.join(CACHE_TYPES)}"
-        raise argparse.ArgumentError(None, words)
+        raise ValueError(words)
     for text in filter(None, getattr(args, "told", {}).values()):
         say(text, True)
     if args.device in (None, "cpu"):

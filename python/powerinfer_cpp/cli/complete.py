@@ -1,7 +1,6 @@
 """powerinfer complete: continue a text."""
 
 import argparse
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,9 +30,11 @@ def run(args: argparse.Namespace) -> None:
         pieces = generating.until_stop(pieces, args)
         if args.display_prompt:
             generating.put(text)
+        said = text if args.display_prompt else b""
         for piece in pieces:
             generating.put(piece)
-        if sys.stdout.isatty():
+            said = piece.encode("utf-8", "surrogateescape") or said
+        if said and not said.endswith(b"\n"):
             generating.put("\n")
         if args.perf and args.predict:
             tell(generating.figures(llm))
