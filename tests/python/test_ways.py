@@ -179,6 +179,22 @@ def test_llama_anyway(deep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(re.findall(READS, capsys.readouterr().err)) == 1
 
 
+@pytest.mark.parametrize(("n", "mib"), [(16, 16.5), (4, 9.5)])
+def test_fewer_texts(n: int, mib: float, dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`serve` names -np: with that the model fits; as an error, and with --plan."""
+    line = ["serve", str(dense), "-c", "512", "-ub", "16", "--ram-budget", str(mib * MIB)]
+    assert main([*line, "-np", str(n), "--plan"]) == 3
+    planned = capsys.readouterr().out
+    assert main([*line, "-np", str(n), "--port", "0"]) == 1
+    for said in (planned.splitlines()[-1], capsys.readouterr().err):
+        assert "each of these suffices: -np " in said
+        found = re.search(r"-np (\d+) \((\d+\.\d) MiB\)", said)
+        assert 1 <= int(found[1]) < n
+        assert main([*line, "-np", found[1], "--plan"]) == 0
+        total = re.search(r"total +([\d.]+) MiB", capsys.readouterr().out)[1]
+        assert float(total) == pytest.approx(float(found[2]), abs=0.06)
+
+
 def test_server_anyway(deep: Path) -> None:
     with serving.in_thread(deep, ram_budget=BUDGET, mmap_anyway=True, **FIELDS) as running:
         assert running.model.runtime.plan()["storage"]["ffn"] > 0

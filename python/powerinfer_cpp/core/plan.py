@@ -35,19 +35,24 @@ def ways_out(path: str, model: dict[str, Any], session: dict[str, Any] | None) -
     except OutOfMemoryError as error:
         if session is None:
             raise
-        out, way = ffi.new("pi_plan **"), sized("pi_way")
-        params, kept = model_params(model)
-        if lib.pi_plan_new(encoded(path), params, session_params(**session), out) != lib.PI_OK:
-            raise  # the error as it is
-        del kept  # C uses it until here
-        plan, found = ffi.gc(out[0], lib.pi_plan_free), []
-        for i in range(lib.pi_plan_n_ways(plan)):
-            check(lib.pi_plan_way(plan, i, way))
-            what = ffi.string(way.what).decode()
-            suffices = what == "ram_budget" or way.n_bytes <= lib.pi_plan_budget(plan)
-            found.append(Way(what, way.value, way.n_bytes, suffices))
-        error.path, error.ways = path, found
+        error.path, error.ways = path, ways_of(path, model, session)
         raise
+
+
+def ways_of(path: str, model: dict[str, Any], session: dict[str, Any]) -> list[Way]:
+    """What makes a model and a session fit that do not; nothing if they cannot be planned."""
+    out, way = ffi.new("pi_plan **"), sized("pi_way")
+    params, kept = model_params(model)
+    if lib.pi_plan_new(encoded(path), params, session_params(**session), out) != lib.PI_OK:
+        return []
+    del kept  # C uses it until here
+    plan, found = ffi.gc(out[0], lib.pi_plan_free), []
+    for i in range(lib.pi_plan_n_ways(plan)):
+        check(lib.pi_plan_way(plan, i, way))
+        what = ffi.string(way.what).decode()
+        suffices = what == "ram_budget" or way.n_bytes <= lib.pi_plan_budget(plan)
+        found.append(Way(what, way.value, way.n_bytes, suffices))
+    return found
 
 
 def plan_dict(plan: Any) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 TYPES = {8: "Q8_0", 14: "Q6_K", 13: "Q5_K", 12: "Q4_K", 11: "Q3_K", 10: "Q2_K"}
 SLOW = "mmap_anyway"
+PARALLEL = "n_parallel"  # of a server: no field of a session, but several come from it
 FLAGS = {
+    PARALLEL: "-np",
     "n_ubatch": "-ub",
     "n_batch": "-b",
     "n_ctx": "-c",

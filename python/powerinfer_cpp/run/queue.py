@@ -43,7 +43,7 @@ class Queue:
             if len(request.ids) + (request.limit > 0) > self._n_ctx:
                 raise ContextOverflowError(
                     f"the prompt has {len(request.ids)} tokens, which leaves no room in a context "
-                    f"of {self._n_ctx}"
+                    f"of {self._n_ctx} (-c, for which --kv-size or a smaller -np makes room)"
                 )
         more: Counter[str] = Counter()
         for request in requests:

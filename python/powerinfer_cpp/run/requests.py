@@ -146,6 +146,7 @@ def n_following(n_prompt: int, n_ctx: int, max_tokens: int | None) -> int:
     room = n_ctx - n_prompt
     if room <= 0:
         raise ContextOverflowError(
-            f"the prompt has {n_prompt} tokens, which leaves no room in a context of {n_ctx}"
+            f"the prompt has {n_prompt} tokens, which leaves no room in a context of {n_ctx} "
+            "(n_ctx of Llama, -c of commands)"
         )
     return min(max_tokens, room) if max_tokens and max_tokens > 0 else room

@@ -1,6 +1,7 @@
 """The session of a model that writes several texts and may keep their prompts on disk."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ from ..core.gguf import Gguf
 from ..core.model import SPARSE_MODES
 from ..core.plan import memory_plan
 from ..core.session import Session
+from ..core.ways import PARALLEL, Way
 from . import sequences
 from .options import Options
 from .prefix_files import PrefixFiles
 from .prefixes import N_PINS, N_PINS_WITH_STATES, Prefixes, room_for
 from .runtime import Runtime
 
+# What saves less than this share is not worth mentioning, as in the engine's list.
+_HELPS = 0.97
 # Fields of a session that change no result.
 _SPEED = {
     *("n_ctx", "n_batch", "n_ubatch", "n_logits", "n_threads", "n_threads_batch"),
@@ -36,6 +40,45 @@ def session_fields(
     if "device" not in given.model:  # what `watch` sees takes memory from the beginning
         fields["record"] = lib.PI_RECORD_BITS
     return fields, n_pins
+
+
+@contextmanager
+def naming_fewer_texts(
+    given: Options, n_parallel: int, n_kv: int | None, keeps_prefixes: bool
+) -> Iterator[None]:
+    """Names fewer texts at the same time among the ways out of an OutOfMemoryError raised here."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        error.ways = with_fewer_texts(error.ways, given, n_parallel, n_kv, keeps_prefixes)
+        raise
+
+
+def with_fewer_texts(
+    ways: Sequence[Way],
+    given: Options,
+    n_parallel: int,
+    n_kv: int | None,
+    keeps_prefixes: bool,
+) -> list[Way]:
+    """The ways out, and half of the texts at the same time, a quarter and so on: the first with
+    which the model fits, or one text. Where that suffices, what does not is left out."""
+
+    def planned(n: int) -> tuple[int, int]:
+        fields, _ = session_fields(given, n, n_kv, keeps_prefixes)
+        plan = memory_plan(given.model_path, given.model, fields)
+        return sum(plan["ram"].values()), plan["budget"]
+
+    needed, budget = planned(n_parallel)
+    n, n_bytes = n_parallel, needed
+    while n > 1 and n_bytes > budget:
+        n //= 2
+        n_bytes, _ = planned(n)
+    if needed <= budget or n_bytes > _HELPS * needed:
+        return list(ways)
+    suffices = n_bytes <= budget
+    rest = [way for way in ways if way.suffices or not suffices]
+    return [Way(PARALLEL, n, n_bytes, suffices), *rest]
 
 
 def rows_for_prefixes(given: Options, session: dict[str, Any]) -> int:

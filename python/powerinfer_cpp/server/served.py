@@ -20,7 +20,12 @@ from ..run.prefix_files import PrefixFiles
 from ..run.requests import Request, Ticket, Update, n_following
 from ..run.runtime import Runtime
 from ..run.scheduler import Scheduler
-from ..run.shared_session import open_prefixes, rows_for_prefixes, session_fields
+from ..run.shared_session import (
+    naming_fewer_texts,
+    open_prefixes,
+    rows_for_prefixes,
+    session_fields,
+)
 from ..text.chat import Message
 from ..text.grammar import LlamaGrammar
 from ..text.prompts import Text
@@ -71,14 +76,15 @@ class ServedModel:
         n_rows = 0
         if prefix_files is not None:
             n_rows = min(fields["n_ctx"], rows_for_prefixes(given, fields))
-        self.runtime = Runtime(given, fields, n_rows, n_parallel)
+        with naming_fewer_texts(given, n_parallel, n_kv, prefix_files is not None):
+            self.runtime = Runtime(given, fields, n_rows, n_parallel)
+            # Ctrl-C is the server's: the engine's thread is not the one that gets it.
+            self._session = Session(self.runtime.model, interruptible=False, **fields)
         self.model, self.prompts = self.runtime.model, self.runtime.prompts
         if chat_template is not None:
             self.prompts.use_template(chat_template)
         self._embedder: Embedder | None = None
         self._embedding = threading.Lock()
-        # Ctrl-C is the server's: the engine's thread is not the one that gets it.
-        self._session = Session(self.model, interruptible=False, **fields)
         self.runtime.adapters.apply(self._session)
         if self.records:
             self._session.record(False)

@@ -9,12 +9,13 @@ from typing import Any
 
 from ...core.gguf import Gguf
 from ...core.log import say
-from ...core.plan import from_storage, memory_plan
+from ...core.plan import from_storage, memory_plan, ways_of
 from ...core.sampling import Sampling
+from ...core.ways import sentence
 from ...run.context_size import context_size
 from ...run.options import Options
 from ...run.prefix_files import PrefixFiles
-from ...run.shared_session import session_fields
+from ...run.shared_session import session_fields, with_fewer_texts
 from ...server import run as server
 from ...server.settings import Defaults, Settings
 from .. import chat_options, llama_server
@@ -102,8 +103,13 @@ def _session(path: Path, options: Mapping[str, Any]) -> tuple[Options, dict[str,
     """What `ServedModel` opens a file with: the options, and fields of its session."""
     of_llama = {name: value for name, value in options.items() if name not in _OF_SERVER}
     given = Options(path, **of_llama)
-    keeps = "prefix_files" in options
-    return given, session_fields(given, options["n_parallel"], options["n_kv"], keeps)[0]
+    n_parallel, n_kv = options["n_parallel"], options["n_kv"]
+    return given, session_fields(given, n_parallel, n_kv, _keeps(options))[0]
+
+
+def _keeps(options: Mapping[str, Any]) -> bool:
+    """Are prompts kept on disk?"""
+    return "prefix_files" in options
 
 
 def _print_plans(paths: Mapping[str, Path], options: Mapping[str, Any]) -> int:
@@ -121,7 +127,11 @@ def _print_plans(paths: Mapping[str, Path], options: Mapping[str, Any]) -> int:
         print(f"  {'':8}{'total':14}{plan['total'] / 2**20:12.2f} MiB, of {budget:.0f} in RAM")
         if words := from_storage(plan):
             print(f"  {name} {words}")
-        status = status if fits else 3
+        if not fits:
+            texts = given, options["n_parallel"], options["n_kv"], _keeps(options)
+            ways = with_fewer_texts(ways_of(given.model_path, given.model, fields), *texts)
+            print(f"  {name} does not fit; {sentence(ways, given.model_path, flags=True)}")
+            status = 3
     return status
 
 
