@@ -28,6 +28,11 @@ def _but(*harmless: Any) -> Callable[[Any], bool]:
     return lambda value: bool(value) and value not in harmless
 
 
+def _names_any(value: Any) -> bool:
+    """Does a list name anything? llama.vim wants none of an answer, with [""]."""
+    return any(value) if isinstance(value, list) else bool(value)
+
+
 @dataclass(frozen=True)
 class Foreign:
     """why: it is refused, and what to use. asks: does a value that is not null ask for anything?"""
@@ -107,7 +112,7 @@ FIELDS: Mapping[str, Foreign] = {
     "prompt_logprobs": Foreign("use echo with logprobs, in /v1/completions"),
     "post_sampling_probs": Foreign("probabilities are those of the model"),
     "echo": Foreign("this route does not repeat the prompt"),
-    "response_fields": Foreign("this route gives all fields"),
+    "response_fields": Foreign("this route gives all fields", _names_any),
     "min_keep": Foreign("samplers may leave one token", _but(1)),
     "sampler_seq": _SAMPLERS,
     "sampling_seq": _SAMPLERS,
