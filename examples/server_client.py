@@ -1,6 +1,6 @@
 """Starts a server and asks it with OpenAI's package: python server_client.py [MODEL]
 
-Needs both: pip install 'powerinfer_cpp[serve]' openai
+Needs both: pip install '.[serve]' openai, in a clone
 """
 
 import subprocess

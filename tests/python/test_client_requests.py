@@ -145,6 +145,16 @@ CHATS: dict[str, dict[str, Any]] = {
         "session_id": "s",
         "chat_id": "c",
     },
+    "open webui's button Continue": {
+        "messages": [
+            SYSTEM,
+            ASK,
+            {"role": "assistant", "content": "the cat", "reasoning_content": "Which?"},
+        ],
+        "stream": True,
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    },
 }
 
 

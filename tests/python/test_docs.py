@@ -31,6 +31,7 @@ OTHERS = {"--seconds", "--seed", "--only", "--preset", "--build", "--all", "--ni
 OTHERS |= {"--tasks", "--include", "--from", "--no-install-recommends"}  # lm_eval, containers
 OTHERS |= {"--toolchain", "--target", "--local-dir"}  # cmake, hf
 for _script in (
+    "clients.py",
     "gpu/__main__.py",
     "hurt.py",
     "hybrid_speed.py",

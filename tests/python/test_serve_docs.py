@@ -1,20 +1,24 @@
-"""The commands of docs/serve.md, as they are written there."""
+"""The commands of docs/serve.md and docs/clients.md, as they are written there."""
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import serving
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "serve.md").read_text()
-BLOCKS = BLOCK.findall(TEXT)
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TEXT, CLIENTS = ((DOCS / name).read_text() for name in ("serve.md", "clients.md"))
+BLOCKS = BLOCK.findall(TEXT) + BLOCK.findall(CLIENTS)
 ADDRESS = "http://127.0.0.1:8080/"
 
 
@@ -51,17 +55,54 @@ def test_curl(running: serving.Program, command: str) -> None:
     [pytest.param(name, marks=pytest.mark.peer(name)) for name in ("openai", "anthropic")],
 )
 def test_python(running: serving.Program, package: str) -> None:
-    (program,) = clients("python", f"from {package} ")
+    program = next(text for text in clients("python", "") if text.startswith(f"from {package} "))
     program = program.replace("http://127.0.0.1:8080", running.url.rstrip("/"))
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, errors="replace", timeout=60)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 
-def test_python_of_langchain() -> None:
-    """Only compiled: nothing else needs langchain_openai."""
-    (program,) = clients("python", "from langchain_openai ")
-    compile(program, "serve.md", "exec")
+def test_settings_and_programs_are_well_formed() -> None:
+    """Programs are only compiled: scripts/clients.py runs others of the same packages."""
+    for name, text in BLOCKS:
+        if name == "python":
+            compile(text, "clients.md", "exec")
+        elif name == "json":
+            json.loads(text)
+        elif name == "toml":
+            pytest.importorskip("tomllib").loads(text)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """scripts/clients.py."""
+    monkeypatch.syspath_prepend(DOCS.parent / "scripts")
+    return importlib.import_module("clients")
+
+
+def test_what_is_run_is_told(script: Any) -> None:
+    """Each client of scripts/clients.py has a section, and a row that says what came of it."""
+    headings = [line.lower() for line in re.findall(r"^### (.*)$", CLIENTS, re.MULTILINE)]
+    rows = re.findall(r"^\| \[([^\]]+)\]\(#[^|]*\|[^|]*\| (run|replayed)\b", CLIENTS, re.MULTILINE)
+    assert [name.lower() for name, _ in rows] == headings
+    run = {name.lower().replace(" ", "").replace("-", "") for name, how in rows if how == "run"}
+    assert run == {name.replace("-", "") for name in script.CLIENTS}
+    for name in script.CLIENTS:
+        assert script.program(name).exists(), name
+
+
+def test_attempts_are_told(script: Any, tmp_path: Path) -> None:
+    """What worked, what did not and why, and a program that does not even begin."""
+    folder = DOCS.parent / "scripts"
+    shutil.copy(folder / "client_programs" / "attempts.py", tmp_path)
+    text = "from attempts import attempt\n\ndef one():\n    return 1\n\ndef two_of_it():\n"
+    text += "    raise ValueError('no')\n\ndef none():\n    return ''\n\n"
+    (tmp_path / "use_it.py").write_text(text + "attempt(one, two_of_it, none)\n")
+    (tmp_path / "use_other.py").write_text("import nothing_of_this_name\n")
+    told = list(script.attempts(tmp_path / "use_it.py", sys.executable, ADDRESS, "m"))
+    assert told == [("one", ""), ("two of it", "ValueError: no"), ("none", "the result is empty")]
+    ((name, error),) = script.attempts(tmp_path / "use_other.py", sys.executable, ADDRESS, "m")
+    assert name == "the program" and "nothing_of_this_name" in error
 
 
 def test_routes_are_listed(running: serving.Program) -> None:

@@ -1,0 +1,53 @@
+"""Haystack."""
+
+from typing import Literal
+
+from attempts import KEY, MODEL, OPENAI, PARAMETERS, PERSON, QUESTION, WEATHER, attempt
+from haystack.components.embedders import OpenAITextEmbedder
+from haystack.components.generators.chat import OpenAIChatGenerator
+from haystack.dataclasses import ChatMessage
+from haystack.tools import Tool
+from haystack.utils import Secret
+from pydantic import BaseModel
+
+HERE = {"api_base_url": OPENAI, "api_key": Secret.from_token(KEY), "model": MODEL}
+
+
+class Person(BaseModel):
+    name: Literal["Anna", "Ben"]
+    age: int
+
+
+def reply(text, streaming_callback=None, **options):
+    options = {"max_completion_tokens": 64, **options}
+    of = OpenAIChatGenerator(**HERE, generation_kwargs=options)
+    said = [ChatMessage.from_user(text)]
+    return of.run(said, streaming_callback=streaming_callback)["replies"][0]
+
+
+def chat():
+    return reply(QUESTION).text
+
+
+def stream():
+    parts = []
+    return reply(QUESTION, parts.append).text and len(parts) > 2
+
+
+def tools():
+    tool = Tool(
+        name="weather", description="The weather.", parameters=PARAMETERS, function=lambda city: ""
+    )
+    of = OpenAIChatGenerator(**HERE, generation_kwargs={"tool_choice": "required"}, tools=[tool])
+    return of.run([ChatMessage.from_user(WEATHER)])["replies"][0].tool_calls
+
+
+def structured_output():
+    return Person.model_validate_json(reply(PERSON, response_format=Person).text)
+
+
+def embeddings():
+    return OpenAITextEmbedder(**HERE).run("a bear")["embedding"]
+
+
+attempt(chat, stream, tools, structured_output, embeddings)
