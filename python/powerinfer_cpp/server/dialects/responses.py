@@ -153,6 +153,10 @@ class ResponsesForm(BlockForm):
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._event(kind, response=response) for kind in kinds)
 
+    def alive(self) -> bytes:
+        """An event: Codex gives up after five minutes without one, and a comment is none."""
+        return self._event("response.in_progress", response=self._response("in_progress"))
+
     def block_begins(self, block: Block) -> bytes:
         """An item is added, and to a message its part."""
         if block.call is not None:
