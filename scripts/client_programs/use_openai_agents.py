@@ -33,7 +33,8 @@ def weather(city: City) -> str:
 
 
 def agent(kind, **options):
-    settings = ModelSettings(max_tokens=96, tool_choice=options.pop("tool_choice", None))
+    # A text that this cuts is an error of the client's, so it is long.
+    settings = ModelSettings(max_tokens=1024, tool_choice=options.pop("tool_choice", None))
     model = kind(model=MODEL, openai_client=client)
     return Agent(
         name="A", instructions="Be short.", model=model, model_settings=settings, **options
