@@ -128,7 +128,7 @@ def test_messages_that_cannot_be_written_fail_nothing(
                 shown.update(1, "a note")
         line = ["complete", str(path), "-p", tiny.PROMPT, "-n", "2", "--temp", "0"]
         assert cli.main(line) == 0
-    assert capsys.readouterr().out.endswith(f"{tiny.PROMPT}{text}")
+    assert capsys.readouterr().out.endswith(f"{tiny.PROMPT}{text}\n")
 
 
 def test_an_error_to_nobody_keeps_its_status(path: Path) -> None:

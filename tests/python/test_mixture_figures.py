@@ -165,7 +165,7 @@ def test_server(made: tuple[Path, list[int]]) -> None:
         watcher = view._join("")
 
         def see(ticket: Ticket, token: int, bits: np.ndarray) -> None:
-            fired.append(running.model.fired(bits))
+            fired.append(running.model.units.fired(bits))
             view._note(ticket, token, bits)
 
         running.model.watch(see)
@@ -179,7 +179,7 @@ def test_server(made: tuple[Path, list[int]]) -> None:
         assert disk + ram == pytest.approx(share * LAYERS * EXPERTS * shown["bytes_per_unit"])
         chosen = np.array(fired).reshape(-1, LAYERS, EXPERTS)
         assert len(chosen) >= 19 and (chosen.sum(axis=2) == USED).all()
-        tiers = running.model.tiers()
+        tiers = running.model.units.tiers()
         assert tiers.shape == (LAYERS * EXPERTS,) and set(tiers) == {0, 1}
         weights = shown["bytes_per_unit"] * LAYERS * EXPERTS
         assert 1 < weights / (LAYERS * EXPERTS * 3 * N_FF * 256 * 18 / 32) < 1.1

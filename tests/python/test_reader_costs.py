@@ -259,6 +259,8 @@ def test_what_is_long_is_read_beside_the_event_loop(streams: bool) -> None:
     """Its pieces, its end, and so the tokens of its thoughts."""
 
     class Form:
+        silence = None
+
         def __init__(self) -> None:
             self.threads: list[tuple[str, bool]] = []
 

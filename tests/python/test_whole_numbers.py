@@ -14,11 +14,13 @@ pytest.importorskip("starlette")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from msgspec import inspect  # noqa: E402
+from powerinfer_cpp.server.app import Server  # noqa: E402
 from powerinfer_cpp.server.dialects.bodies import decode, typed  # noqa: E402
-from powerinfer_cpp.server.dialects.openapi import POSTS  # noqa: E402
 from powerinfer_cpp.server.errors import Refusal  # noqa: E402
+from powerinfer_cpp.server.settings import Settings  # noqa: E402
 
-BODIES = sorted({kind for _, kind in POSTS.values()}, key=lambda kind: kind.__name__)
+_OF_ROUTES = {route.body for route in Server({}, {}, Settings()).routes} - {None}
+BODIES = sorted(_OF_ROUTES, key=lambda kind: kind.__name__)
 # What a body must have; others are left out.
 NEEDED: dict[str, Any] = {
     "prompt": "a",
@@ -26,6 +28,8 @@ NEEDED: dict[str, Any] = {
     "input": "x",
     "max_tokens": 3,
     "tokens": [],
+    "language": "c",
+    "code": "",
 }
 
 
