@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +66,29 @@ def test_a_refused_grammar_costs_no_process() -> None:
         with pytest.raises(ValueError, match="cannot be used"):
             LlamaGrammar.from_json_schema({"type": "string", "pattern": pattern})
     assert [worker._process.pid for worker in grammar._workers._free] == begun
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+def test_threads_that_end_late_end_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine stacks of earlier threads are still there beside the next one's."""
+    from powerinfer_cpp.text import grammar
+
+    monkeypatch.syspath_prepend(str(Path(grammar.__file__).parent / "children"))
+    grammars, serve = map(importlib.import_module, ("grammars", "serve"))
+    made = grammar._workers._make()
+    made._start()
+
+    def size() -> int:
+        statm = Path(f"/proc/{made._process.pid}/statm").read_text()
+        return int(statm.split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+    begin, sizes = size(), []
+    for _ in range(8):
+        made.ask(kind="gbnf", text='root ::= "a"')
+        sizes.append(size())
+    stacks = grammars.OWN_STACK + grammars.STACK
+    assert min(sizes) - begin + 2 * stacks < serve.GROWTH
+    made.close()
 
 
 @pytest.mark.parametrize("interpreter", [None, "/bin/true"])
