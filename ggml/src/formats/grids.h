@@ -194,10 +194,10 @@ struct GridBlock<BlockIQ1_M> {
 };
 
 template <typename Block>
-constexpr bool is_grid = false;
+inline constexpr bool is_grid = false;
 #define IS_GRID(name, ...) \
     template <>            \
-    constexpr bool is_grid<Block##name> = true;
+    inline constexpr bool is_grid<Block##name> = true;
 GGML_GRID_FORMATS(IS_GRID)
 #undef IS_GRID
 
