@@ -33,7 +33,7 @@ APART: dict[str, Any] = (
 )
 
 # glibc gives a thread an arena of 64 MiB of addresses while another thread is there, be it one that
-# only ends. The module's threads run one after another; with one arena the size shows what they use.
+# only ends. A module's threads run one after another; with one arena the size shows what they use.
 ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 
 _TIME_IS_UP = -getattr(signal, "SIGPROF", -1)
