@@ -1,7 +1,7 @@
 // Nine models of today as lists of parts, with the sizes that are published: pages of keys and
 // values, scratch memory, blocks and recordings take what sums by hand say. Only sizes are here, no
 // weights. Kinds of parts that have no code yet (Mamba-2, delta nets) are left out of their layers.
-#include <chrono>
+#include <ctime>
 
 #include "engine/sessions.h"
 #include "memory/kv_pages.h"
@@ -279,7 +279,7 @@ void test_gemma4_e2b() {  // embeddings for each layer; the last 20 layers share
         256);
 }
 
-// Seconds of a plan of n layers, with three kinds of weights in each.
+// Processor time of a plan of n layers, with three kinds of weights in each, in seconds.
 double seconds_of_plan(int64_t n) {
     ggml::TensorInfo tensor{"", ggml::DType::F32, 1, {64, 1, 1, 1}, 0, 256, 0};
     const float* to = nullptr;
@@ -290,17 +290,21 @@ double seconds_of_plan(int64_t n) {
             weights.back().tensor = &tensor;
         }
     }
-    const auto begin = std::chrono::steady_clock::now();
+    const std::clock_t begin = std::clock();
     const WeightPlan plan = plan_weights(weights, true, nullptr, OnDisk::nothing);
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    const std::clock_t end = std::clock();
     CHECK(int64_t(plan.parts.size()) == 3 * n &&
           total(plan.parts, Tier::ram) == uint64_t(3 * n * 256));
-    return took.count();
+    return double(end - begin) / CLOCKS_PER_SEC;
 }
 
 // A file may have 65,536 layers.
 void test_plan_is_linear() {
-    const auto least = [](int64_t n) { return std::min(seconds_of_plan(n), seconds_of_plan(n)); };
+    const auto least = [](int64_t n) {
+        double found = seconds_of_plan(n);
+        for (int i = 0; i < 4; i++) found = std::min(found, seconds_of_plan(n));
+        return found;
+    };
     CHECK(least(16000) < 9 * least(4000));
 }
 
