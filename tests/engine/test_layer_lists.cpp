@@ -1,6 +1,6 @@
 // Nine models of today as lists of parts, with the sizes that are published: pages of keys and
 // values, scratch memory, blocks and recordings take what sums by hand say. Only sizes are here, no
-// weights. Kinds of parts that have no code yet (Mamba-2, delta nets) are left out of their layers.
+// weights. Parts with a state (Mamba-2, delta nets) are left out of their layers.
 #include <ctime>
 
 #include "engine/sessions.h"

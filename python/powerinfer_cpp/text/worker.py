@@ -32,8 +32,9 @@ APART: dict[str, Any] = (
     {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 )
 
-# glibc gives a thread an arena of 64 MiB of addresses while another thread is there, be it one that
-# only ends. A module's threads run one after another; with one arena the size shows what they use.
+# By default glibc reserves 64 MiB of addresses for a thread that runs beside another one, even if
+# the other is only ending. A module's threads run one after another, so they share one arena here:
+# then a process grows only by what it uses.
 ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 
 _TIME_IS_UP = -getattr(signal, "SIGPROF", -1)

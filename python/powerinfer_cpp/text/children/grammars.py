@@ -22,7 +22,7 @@ from serve import Refused
 from trials import one_line, reason
 
 STACK = 1 << 20  # bytes; schemas that are 100 objects deep pass. Threads have 8 MiB on Linux
-OWN_STACK = 48 << 20  # of the translation, in Python; two are less than serve.GROWTH
+OWN_STACK = 48 << 20  # of the translation, in Python; two of them are smaller than serve.GROWTH
 RECURSION = 20_000
 STEPS = 16  # bytes to try: what explodes at the second or third byte is refused at once
 HEAD = '%llguidance {"no_forcing": true}\n'
