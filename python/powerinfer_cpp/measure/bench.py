@@ -12,6 +12,8 @@ from ..core.session import OpTime, Session
 from ..core.work import Work
 from ..placement.energy import EnergyMeter
 
+_NOT_OF_TEXTS = (2, 3, 5)  # tokenizer.ggml.token_type: unknown, control, unused
+
 
 @dataclass(frozen=True)
 class Test:
@@ -59,7 +61,12 @@ class Result:
     @property
     def samples_ts(self) -> list[float]:
         """Tokens per second of each repetition."""
-        return [self.test.n_tokens * 1e9 / max(1, ns) for ns in self.samples_ns]
+        return speeds(self.test.n_tokens, self.samples_ns)
+
+
+def speeds(n_tokens: int, samples_ns: Sequence[int]) -> list[float]:
+    """Tokens per second of repetitions with so many tokens each."""
+    return [n_tokens * 1e9 / max(1, ns) for ns in samples_ns]
 
 
 def tests(prompts: Sequence[int], gens: Sequence[int], depths: Sequence[int]) -> list[Test]:
@@ -74,12 +81,28 @@ def session_fields(tests: Sequence[Test], fields: dict[str, Any]) -> dict[str, A
     return {**fields, "n_ctx": need, "n_logits": 1, "n_checkpoints": 1}
 
 
-def make_ids(n: int, n_vocab: int, seed: int, given: np.ndarray | None) -> np.ndarray:
-    """int32 [n] ids: the given ones, repeated if needed, or random ones."""
+def ordinary_ids(model: Model, bounds: tuple[int, int] | None = None) -> np.ndarray:
+    """int32 [n]: ids of tokens that texts are made of: no special ones, nor rows that pad the
+    vocabulary. bounds: the first and last id that may be among them. Raises ValueError if none is.
+    """
+    types: Any = model.gguf.value("tokenizer.ggml.token_type", [])
+    known = np.asarray(types[: model.n_vocab], dtype=np.int64)
+    ids = np.flatnonzero(~np.isin(known, _NOT_OF_TEXTS)).astype(np.int32)
+    if not ids.size:  # without types: what is after unk, bos and eos
+        ids = np.arange(min(3, model.n_vocab - 1), model.n_vocab, dtype=np.int32)
+    if bounds is not None:
+        first, last = bounds
+        ids = ids[(ids >= first) & (ids <= last)]
+        if not ids.size:
+            raise ValueError(f"no id from {first} to {last} is an ordinary token of {model.path}")
+    return ids
+
+
+def make_ids(n: int, among: np.ndarray, seed: int, given: np.ndarray | None) -> np.ndarray:
+    """int32 [n] ids: the given ones, repeated if needed, or random ones of `among`."""
     if given is not None:
         return np.resize(given, n).astype(np.int32)
-    lowest = min(3, n_vocab - 1)  # after unk, bos and eos
-    return np.random.default_rng(seed).integers(lowest, n_vocab, n, dtype=np.int32)
+    return np.random.default_rng(seed).choice(among, n)
 
 
 def measure(
@@ -89,17 +112,18 @@ def measure(
     seed: int,
     given: np.ndarray | None,
     ops: bool = False,
+    among: np.ndarray | None = None,
     **fields: int,
 ) -> Result:
     """Runs a test in its own session, after a warm-up run that is not counted.
 
-    The ids are random or given, so no sampling is timed. ops: also measure the operators, which
-    slows the test down. fields: fields of pi_session_params.
+    The ids are given, or random ones of `among` (None: the ordinary ones), so no sampling is timed.
+    ops: also measure the operators, which slows the test down. fields: fields of pi_session_params.
     """
     need = test.n_depth + test.n_tokens
     session = Session(model, interruptible=False, verbose=True, **session_fields([test], fields))
     try:
-        ids = make_ids(need, model.n_vocab, seed, given)
+        ids = make_ids(need, ordinary_ids(model) if among is None else among, seed, given)
         before, timed = ids[: test.n_depth], ids[test.n_depth :]
         _fill(session, before)
         samples, tokens, begin = [], [], session.work()
