@@ -1,4 +1,4 @@
-"""bench --ops, perplexity --compare, KV types, completion scripts, doctor's figures."""
+"""bench --ops and -npl, perplexity --compare, KV types, completion scripts, doctor's figures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+from collections import defaultdict
 from pathlib import Path
 
 import checkpoints
@@ -16,6 +18,9 @@ from builds import CPU
 from families import quiet
 from powerinfer_cpp.cli import COMMANDS, main
 from powerinfer_cpp.convert import convert
+from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.session import Session
+from powerinfer_cpp.measure import batched, bench
 from powerinfer_cpp.measure.perplexity import Comparison, Estimate
 from powerinfer_cpp.placement.energy import EnergyMeter
 
@@ -88,6 +93,144 @@ def test_a_kv_cache_in_q8_0(wide: Path, capsys: pytest.CaptureFixture) -> None:
     assert json.loads(capsys.readouterr().out)["type_k"] == "q8_0"
     assert main([*line, "-ctk", "q8_0"]) == 1
     assert "one type" in capsys.readouterr().err
+
+
+# ---- bench -npl ----
+
+
+BATCHED = "| PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s |"
+
+
+def test_several_texts(path: Path, capsys: pytest.CaptureFixture) -> None:
+    line = ["bench", str(path), "-npp", "20,9", "-ntg", "6", "-npl", "1,3", "-r", "2", "-b", "16"]
+    assert main([*line, "-o", "jsonl", "--ops"]) == 0
+    rows = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
+    sizes = [(row["pp"], row["tg"], row["pl"], row["n_kv"]) for row in rows]
+    assert sizes == [(20, 6, 1, 26), (20, 6, 3, 78), (9, 6, 1, 15), (9, 6, 3, 45)]
+    for row in rows:
+        assert {"model_filename", "load_s", "test_time", "bytes_per_token", "tiers"} <= set(row)
+        n_texts, phases = row["pl"], {"_pp": row["pp"], "_tg": row["tg"], "": row["pp"] + row["tg"]}
+        for name, n_each in phases.items():
+            samples = row[f"samples{name}_ns"]
+            speeds = [n_texts * n_each * 1e9 / ns for ns in samples]
+            assert len(samples) == 2 and row[f"t{name}"] == pytest.approx(sum(samples) / 2e9)
+            assert row[f"speed{name}"] == pytest.approx(sum(speeds) / 2)
+            assert row[f"stddev_speed{name}"] == pytest.approx(np.std(speeds, ddof=1))
+        both = zip(row["samples_pp_ns"], row["samples_tg_ns"], strict=True)
+        assert row["samples_ns"] == [prompts + generated for prompts, generated in both]
+        assert 0 < row["token_ms"]["p50"] <= row["token_ms"]["p99"]
+        calls = {op["op"]: op["calls"] for op in row["ops_tg"] if op["part"] == "embedding"}
+        assert calls["embed_rows"] == 6 and sum(op["share"] for op in row["ops_pp"]) > 0.999
+    assert main([*line, "--ops"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0] == BATCHED and set(table[1]) == set("| -:")
+    for text, row in zip(table[2:6], rows, strict=True):
+        cells = [cell.strip() for cell in text.strip("|").split("|")]
+        assert cells[:4] == [str(row[name]) for name in ("pp", "tg", "pl", "n_kv")]
+        assert all(float(cells[i]) >= 0 for i in (4, 6, 8))
+        assert all(re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", cells[i]) for i in (5, 7, 9))
+    assert {"pp20 x 1:", "tg6 x 1:", "pp9 x 3:", "tg6 x 3:"} <= set(table)
+
+
+def test_prompts_or_generated_tokens_alone(path: Path, capsys: pytest.CaptureFixture) -> None:
+    line = ["bench", str(path), "-p", "0,7", "-n", "0,4", "-npl", "2", "-r", "1", "-o", "json"]
+    assert main([*line, "--ops"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["pp"], row["tg"]) for row in rows] == [(0, 4), (7, 0), (7, 4)]
+    assert rows[0]["speed_pp"] == rows[1]["speed_tg"] == 0 and "token_ms" not in rows[1]
+    assert "ops_pp" not in rows[0] and "ops_tg" not in rows[1]
+    assert all(row["bytes_per_token"]["ffn"] > 0 for row in rows)
+
+
+class Calls:
+    """What `Session.eval` gets, by text: ids of prompts, and of generated tokens."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.prompts: dict[int, list[int]] = defaultdict(list)
+        self.generated: dict[int, list[int]] = defaultdict(list)
+        self.sizes: list[tuple[bool, int, int]] = []  # generated; rows, and those that are kept
+        real = Session.eval
+
+        def eval_(session: Session, tokens: np.ndarray, **more: np.ndarray) -> None:
+            real(session, tokens, **more)
+            generated = "generated" in more
+            assert not generated or more["generated"].all()
+            self.sizes.append((generated, len(tokens), int(more["keep"].sum())))
+            into = self.generated if generated else self.prompts
+            for text, token in zip(more["sequences"].tolist(), tokens.tolist(), strict=True):
+                into[text].append(token)
+
+        monkeypatch.setattr(Session, "eval", eval_)
+
+
+def test_each_text_has_tokens_of_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, test = Model(str(path)), batched.Test(20, 6, 4)
+    calls = Calls(monkeypatch)
+    found = batched.measure(model, test, 1, 5, None, n_batch=32, n_ubatch=8)
+    # A warm-up, and one repetition: prompts in calls of n_batch, then steps of one row for each.
+    once = [(False, 32, 1), (False, 32, 2), (False, 16, 1), *[(True, 4, 4)] * 6]
+    assert calls.sizes == once * 2
+    ids = batched.text_ids(test, bench.ordinary_ids(model), 5, None)
+    assert ids.shape == (4, 26) and len({tuple(each) for each in ids.tolist()}) == 4
+    assert all(len(set(step)) > 1 for step in ids.T.tolist())
+    for text, each in enumerate(ids.tolist()):
+        assert calls.prompts[text] == each[:20] * 2 and calls.generated[text] == each[20:] * 2
+    assert found.prompts.n_tokens == found.prompts.work.rows == 80
+    assert found.generated.n_tokens == found.generated.work.rows == 24
+    assert len(found.token_ns) == 6 and not found.prompts.ops
+    other = batched.text_ids(test, bench.ordinary_ids(model), 6, None)
+    assert (other != ids).mean() > 0.9
+    dealt = batched.text_ids(batched.Test(2, 1, 3), ids, 0, np.arange(5, dtype=np.int32))
+    assert dealt.tolist() == [[0, 1, 2], [3, 4, 0], [1, 2, 3]]
+
+
+def test_experts_of_several_texts(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Of a mixture that is made up, whose rows of the vocabulary mean something for some ids."""
+    mixture = tmp_path / "small.gguf"
+    script = Path(__file__).resolve().parents[2] / "scripts" / "make_mixture.py"
+    line = [sys.executable, script, mixture, "--plain", "small", "--layers", "1", "--n", "64"]
+    subprocess.run(line, check=True, capture_output=True)
+    line = ["bench", str(mixture), "-npp", "8", "-ntg", "4", "-npl", "3", "-r", "1", "-o", "json"]
+    assert main([*line, "--ids", "8,71"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["n_kv"] == 36 and row["neurons_computed"] == 1
+    ids = bench.ordinary_ids(Model(str(mixture)), (0, 71))
+    assert ids.tolist() == list(range(8, 72)) and ids.dtype == np.int32
+
+
+def test_a_step_of_one_text_is_that_of_bench(path: Path) -> None:
+    """The same rows have the same cost."""
+    model = Model(str(path))
+    one = bench.measure(model, bench.Test(0, 5, 0), 2, 0, None)
+    found = batched.measure(model, batched.Test(0, 5, 1), 2, 0, None)
+    assert found.generated.work.rows == one.work.rows == 10
+    assert found.generated.work.sums.tolist() == one.work.sums.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        ("-npl 0", 2, "-npl/--n-parallel: 0 is out of range: at least 1"),
+        ("-npl x", 2, "-npl/--n-parallel: invalid list of integers value: 'x'"),
+        ("-npl 1,,2", 2, "invalid list of integers value: '1,,2'"),
+        ("-npl 257", 1, "at most 256 texts"),
+        ("-npl 4 -b 3", 1, "-b must be at least 4"),
+        ("-npl 2,3 -npp 100 -ntg 20 -c 359", 1, "-c 359: the tests need 360 positions"),
+        ("-npl 2 -d 0,5", 1, "-d is for one text"),
+        ("-npl 2 -npp 0 -ntg 0", 1, "nothing to measure"),
+        ("-npl 2 -p 90000000", 1, "would take"),
+        ("--ids 9", 2, "invalid pair FIRST,LAST value: '9'"),
+        ("--ids 9,8", 2, "the last id is below the first"),
+        ("--ids 0,2 -npl 2", 1, "no id from 0 to 2 is an ordinary token"),
+        ("--ids 8,9 --tokens-file f", 2, "not allowed with"),
+    ],
+)
+def test_refusals_of_several_texts(
+    path: Path, options: str, status: int, said: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["bench", str(path), *options.split()]) == status
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1 and "--kv-size" not in told
 
 
 # ---- perplexity --compare ----

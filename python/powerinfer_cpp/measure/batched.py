@@ -109,10 +109,10 @@ def measure(
 
     Arguments as of `bench.measure`.
     """
-    ids = text_ids(test, ordinary_ids(model) if among is None else among, seed, given)
-    prompts, steps = np.split(ids, [test.n_prompt], axis=1)
     session = Session(model, interruptible=False, verbose=True, **session_fields([test], fields))
     try:
+        ids = text_ids(test, ordinary_ids(model) if among is None else among, seed, given)
+        prompts, steps = np.split(ids, [test.n_prompt], axis=1)
         for repetition in range(-1, repetitions):
             if repetition <= 0:  # begins anew after the warm-up
                 filled, decoded, token_ns = _Times(session, ops), _Times(session, ops), []
