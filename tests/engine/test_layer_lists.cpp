@@ -54,11 +54,10 @@ LayerPart experts(int64_t n_expert, int64_t n_used, int64_t n_ff) {
     return part;
 }
 
-// A part that reads what the part before has read, and waits for the next one's result.
-LayerPart beside(LayerPart part, bool waits) {
+// A part that reads what the part before has read.
+LayerPart beside(LayerPart part) {
     part.norm.reset();
     part.input = LayerPart::Input::as_before;
-    if (waits) part.add = LayerPart::Add::with_next;
     return part;
 }
 
@@ -75,6 +74,7 @@ LayerPart normed_after(LayerPart part) {
 struct Sums {
     int64_t kv;       // bytes of a position, keys and values in F16
     int64_t scratch;  // floats of a row, of the arrays whose sizes layers decide
+    int64_t values;   // neurons of a row that are computed together, at most
     int64_t blocks, ffns;
     int64_t bits;  // bytes of a row's recording
 };
@@ -105,25 +105,28 @@ void check(const char* name, int64_t n_embd, int64_t n_layer, std::vector<Rope> 
     pi_session_params params = pi_session_default_params();
     params.n_ctx = params.n_kv = 4096, params.n_batch = params.n_ubatch = 512;
     params.n_logits = 1;
-    // Without the batch, the 8-bit form of inputs and the room of attention, whose sizes no sum by
-    // hand has.
+    // Without the batch, the 8-bit forms of inputs (of products one after the other, of a layer, of
+    // experts) and the room of attention, whose sizes no sum by hand has.
     const LargestSizes sizes = largest_sizes(m.layers);
     const int64_t widest = std::max({n_embd, sizes.out_dim, sizes.by_head, sizes.n_ff});
     const int64_t cols = (widest + ggml::kQ - 1) / ggml::kQ * ggml::kQ;
     const auto bytes = [&](int32_t rows) {
         params.n_ubatch = rows;
+        const int64_t at_once = std::max<int64_t>(rows, (rows * by_hand.values + cols - 1) / cols);
         return int64_t(ggml::carved_bytes<Workspace>(m, params, 2, false) -
                        ggml::carved_bytes<Batch>(int64_t(rows)) -
-                       ggml::carved_bytes<ggml::InputBuffer>(int64_t(rows), cols) -
+                       ggml::carved_bytes<ggml::InputBuffer>(at_once, cols) -
+                       (1 + (sizes.n_expert > 0)) *
+                           ggml::carved_bytes<ggml::InputBuffer>(int64_t(rows), n_embd) -
                        ggml::carved_bytes<ggml::AttentionScratch>(
                            2, int64_t(rows), int64_t(params.n_ctx),
                            ggml::AttentionSizes{sizes.n_head, sizes.head_dim, sizes.v_head_dim,
                                                 sizes.attended, kKvPage * 2 * sizes.latent}));
     };
-    // 256 more rows, so that what is there once does not count.
-    const int64_t more = (bytes(512) - bytes(256)) / 256;
-    const int64_t expected =
-        by_hand.scratch * int64_t(sizeof(float)) + int64_t(sizeof(ggml::AttentionRow));
+    // 256 more rows, so that what is there once does not count, nor what each expert has.
+    const int64_t more = (bytes(1024) - bytes(768)) / 256;
+    const int64_t expected = (by_hand.scratch + 2 * by_hand.values) * int64_t(sizeof(float)) +
+                             int64_t(sizeof(ggml::AttentionRow));
     CHECK(more >= expected && more <= expected + 8);  // arrays begin at cache lines
     if (more != expected) {
         std::fprintf(stderr, "%s: a row takes %lld bytes, by hand %lld\n", name, (long long)more,
@@ -138,9 +141,9 @@ void check(const char* name, int64_t n_embd, int64_t n_layer, std::vector<Rope> 
     CHECK(int64_t(room.size()) >= by_hand.bits && int64_t(room.size()) < by_hand.bits + 128);
 }
 
-// scratch by hand: 4 n (stream, its norm, two results) + q + attended + k + v + 2 ff + a table of
-// each RoPE; with latents attended and heads apart are those of latents; with experts 2 E (scores,
-// what chooses) + 4 used (chosen ones and their weights, as rows and by expert) + 1 (a share) + 2 n
+// scratch by hand: 4 n (stream, its norm, two results) + q + attended + k + v + a table of each
+// RoPE; with latents attended and heads apart are those of latents; with experts 2 E (scores, what
+// chooses) + 4 used (chosen ones and their weights, as rows and by expert) + 1 (a share) + 2 n
 // (rows of one).
 
 void test_falcon_7b() {  // parallel
@@ -149,24 +152,24 @@ void test_falcon_7b() {  // parallel
               parts.push_back(waiting(attention(71, 1, 64)));
               parts.push_back(ffn(18176));
           },
-          {32 * 2 * 64 * 2, 4 * 4544 + 2 * 4544 + 2 * 64 + 2 * 18176 + 64, 32, 32, 32 * 2272});
+          {32 * 2 * 64 * 2, 4 * 4544 + 2 * 4544 + 2 * 64 + 64, 18176, 32, 32, 32 * 2272});
 }
 
 void test_smallthinker_21b() {  // the router before attention; a window and RoPE in 3 of 4 layers
-    check("SmallThinker 21B-A3B", 2560, 52, {{1500000, 128}},
-          [](auto& parts, int64_t i) {
-              LayerPart first = router(64, 6);
-              first.norm.reset();
-              parts.push_back(first);
-              parts.push_back(i % 4 ? attention(28, 4, 128, 0, 4096) : attention(28, 4, 128, -1));
-              LayerPart last = experts(64, 6, 768);
-              last.input = LayerPart::Input::stream;
-              last.norm.emplace();
-              parts.push_back(last);
-          },
-          {52 * 2 * 4 * 128 * 2,
-           4 * 2560 + 2 * 3584 + 2 * 512 + 2 * 768 + 128 + 2 * 64 + 4 * 6 + 1 + 2 * 2560, 52 * 64,
-           52, 52 * 64 * 96});
+    check(
+        "SmallThinker 21B-A3B", 2560, 52, {{1500000, 128}},
+        [](auto& parts, int64_t i) {
+            LayerPart first = router(64, 6);
+            first.norm.reset();
+            parts.push_back(first);
+            parts.push_back(i % 4 ? attention(28, 4, 128, 0, 4096) : attention(28, 4, 128, -1));
+            LayerPart last = experts(64, 6, 768);
+            last.input = LayerPart::Input::stream;
+            last.norm.emplace();
+            parts.push_back(last);
+        },
+        {52 * 2 * 4 * 128 * 2, 4 * 2560 + 2 * 3584 + 2 * 512 + 128 + 2 * 64 + 4 * 6 + 1 + 2 * 2560,
+         768, 52 * 64, 52, 52 * 64 * 96});
 }
 
 void test_gemma3_270m() {  // norms after parts, two RoPEs
@@ -176,7 +179,7 @@ void test_gemma3_270m() {  // norms after parts, two RoPEs
               parts.push_back(normed_after(attention(4, 1, 256, global ? 0 : 1, global ? 0 : 512)));
               parts.push_back(normed_after(ffn(2048)));
           },
-          {18 * 2 * 256 * 2, 4 * 640 + 2 * 1024 + 2 * 256 + 2 * 2048 + 2 * 256, 18, 18, 18 * 256});
+          {18 * 2 * 256 * 2, 4 * 640 + 2 * 1024 + 2 * 256 + 2 * 256, 2048, 18, 18, 18 * 256});
 }
 
 void test_gpt_oss_20b() {  // a window in every second layer
@@ -186,32 +189,30 @@ void test_gpt_oss_20b() {  // a window in every second layer
               parts.push_back(router(32, 4));
               parts.push_back(experts(32, 4, 2880));
           },
-          {24 * 2 * 8 * 64 * 2,
-           4 * 2880 + 2 * 4096 + 2 * 512 + 2 * 2880 + 64 + 2 * 32 + 4 * 4 + 1 + 2 * 2880, 24 * 32,
-           24, 24 * 32 * 360});
+          {24 * 2 * 8 * 64 * 2, 4 * 2880 + 2 * 4096 + 2 * 512 + 64 + 2 * 32 + 4 * 4 + 1 + 2 * 2880,
+           2880, 24 * 32, 24, 24 * 32 * 360});
 }
 
 void test_deepseek_v2_lite() {  // a latent cache, the first layer dense, shared experts
-    check(
-        "DeepSeek V2-Lite", 2048, 27, {{10000, 64}},
-        [](auto& parts, int64_t i) {
-            LayerPart latent = attention(16, 1, 576);
-            auto& a = std::get<Attention>(latent.op);
-            a.v_head_dim = 512;
-            a.latent.emplace();
-            a.latent->nope = a.latent->out = 128;
-            parts.push_back(latent);
-            if (i == 0) {
-                parts.push_back(ffn(10944));
-                return;
-            }
-            parts.push_back(router(64, 6));
-            parts.push_back(beside(ffn(2 * 1408), true));
-            parts.push_back(experts(64, 6, 1408));
-        },
-        {27 * 576 * 2,
-         4 * 2048 + 16 * 576 + 2 * 16 * 512 + 576 + 2 * 10944 + 64 + 2 * 64 + 4 * 6 + 1 + 2 * 2048,
-         1 + 26 * 65, 1 + 26 * 2, 1368 + 26 * (352 + 64 * 176)});
+    check("DeepSeek V2-Lite", 2048, 27, {{10000, 64}},
+          [](auto& parts, int64_t i) {
+              LayerPart latent = attention(16, 1, 576);
+              auto& a = std::get<Attention>(latent.op);
+              a.v_head_dim = 512;
+              a.latent.emplace();
+              a.latent->nope = a.latent->out = 128;
+              parts.push_back(latent);
+              if (i == 0) {
+                  parts.push_back(ffn(10944));
+                  return;
+              }
+              parts.push_back(router(64, 6));
+              parts.push_back(waiting(experts(64, 6, 1408)));
+              parts.push_back(beside(ffn(2 * 1408)));
+          },
+          {27 * 576 * 2,
+           4 * 2048 + 16 * 576 + 2 * 16 * 512 + 576 + 64 + 2 * 64 + 4 * 6 + 1 + 2 * 2048, 10944,
+           1 + 26 * 65, 1 + 26 * 2, 1368 + 26 * (352 + 64 * 176)});
 }
 
 void test_nemotron_3_nano() {  // one part a layer: 6 of attention, 23 of experts, 23 of Mamba-2
@@ -220,25 +221,24 @@ void test_nemotron_3_nano() {  // one part a layer: 6 of attention, 23 of expert
               if (i < 6) parts.push_back(attention(32, 2, 128, -1));
               if (i < 6 || i >= 29) return;
               parts.push_back(router(128, 6));
-              parts.push_back(beside(ffn(3712), true));
-              parts.push_back(experts(128, 6, 1856));
+              parts.push_back(waiting(experts(128, 6, 1856)));
+              parts.push_back(beside(ffn(3712)));
           },
-          {6 * 2 * 2 * 128 * 2,
-           4 * 2688 + 2 * 4096 + 2 * 256 + 2 * 3712 + 2 * 128 + 4 * 6 + 1 + 2 * 2688, 23 * 129, 46,
-           23 * (464 + 128 * 232)});
+          {6 * 2 * 2 * 128 * 2, 4 * 2688 + 2 * 4096 + 2 * 256 + 2 * 128 + 4 * 6 + 1 + 2 * 2688,
+           1856 + 3712, 23 * 129, 46, 23 * (464 + 128 * 232)});
 }
 
 void test_qwen3_next() {  // attention in every fourth layer, delta nets in the others
-    check("Qwen3-Next 80B-A3B", 2048, 48, {{10000000, 64}},
-          [](auto& parts, int64_t i) {
-              if (i % 4 == 3) parts.push_back(attention(16, 2, 256));
-              parts.push_back(router(512, 10));
-              parts.push_back(beside(ffn(512), true));
-              parts.push_back(experts(512, 10, 512));
-          },
-          {12 * 2 * 2 * 256 * 2,
-           4 * 2048 + 2 * 4096 + 2 * 512 + 2 * 512 + 64 + 2 * 512 + 4 * 10 + 1 + 2 * 2048, 48 * 513,
-           96, 48 * 513 * 64});
+    check(
+        "Qwen3-Next 80B-A3B", 2048, 48, {{10000000, 64}},
+        [](auto& parts, int64_t i) {
+            if (i % 4 == 3) parts.push_back(attention(16, 2, 256));
+            parts.push_back(router(512, 10));
+            parts.push_back(waiting(experts(512, 10, 512)));
+            parts.push_back(beside(ffn(512)));
+        },
+        {12 * 2 * 2 * 256 * 2, 4 * 2048 + 2 * 4096 + 2 * 512 + 64 + 2 * 512 + 4 * 10 + 1 + 2 * 2048,
+         512 + 512, 48 * 513, 96, 48 * 513 * 64});
 }
 
 void test_gemma4_a4b() {  // heads of two widths, a dense block and experts side by side
@@ -255,7 +255,7 @@ void test_gemma4_a4b() {  // heads of two widths, a dense block and experts side
               parts.push_back(last);
           },
           {25 * 2 * 8 * 256 * 2 + 5 * 2 * 2 * 512 * 2,
-           4 * 2816 + 2 * 8192 + 2 * 2048 + 2 * 2112 + 512 + 256 + 2 * 128 + 4 * 8 + 1 + 2 * 2816,
+           4 * 2816 + 2 * 8192 + 2 * 2048 + 512 + 256 + 2 * 128 + 4 * 8 + 1 + 2 * 2816, 2112,
            30 * 129, 60, 30 * (264 + 128 * 88)});
 }
 
@@ -274,7 +274,7 @@ void test_gemma4_e2b() {  // embeddings for each layer; the last 20 layers share
             parts.push_back(normed_after(embedding));
         },
         {12 * 2 * 256 * 2 + 3 * 2 * 512 * 2,
-         4 * 1536 + 2 * 4096 + 2 * 512 + 2 * 12288 + 512 + 256 + 35 * 256 + 256, 35, 35,
+         4 * 1536 + 2 * 4096 + 2 * 512 + 512 + 256 + 35 * 256 + 256, 12288, 35, 35,
          15 * 768 + 20 * 1536},
         256);
 }

@@ -78,15 +78,17 @@ void test_matmul(DType type) {
                        {{a.matrix, ya.data(), bias_a.data()},
                         {b.matrix, yb.data()},
                         {c.matrix, yc.data(), bias_c.data()}});
-                // A product for each row and matrix: the same.
+                // A product for each row and matrix has the same bits.
                 Floats za(ya.size(), NAN), zb(yb.size(), NAN), zc(yc.size(), NAN);
-                std::vector<RowProduct> products;
+                std::vector<OwnProduct> products;
                 for (int64_t t = 0; t < n; t++) {
-                    products.push_back({&c.matrix, t, &zc[size_t(t * 43)], bias_c.data(), nullptr});
-                    products.push_back({&a.matrix, t, &za[size_t(t)], bias_a.data(), nullptr});
-                    products.push_back({&b.matrix, t, &zb[size_t(t * 16)], nullptr, nullptr});
+                    const Input row = input.part(t * k, 1, k);
+                    products.push_back(
+                        {&c.matrix, row, &zc[size_t(t * 43)], bias_c.data(), nullptr});
+                    products.push_back({&a.matrix, row, &za[size_t(t)], bias_a.data(), nullptr});
+                    products.push_back({&b.matrix, row, &zb[size_t(t * 16)], nullptr, nullptr});
                 }
-                matmul_rows(context, input, products.data(), int64_t(products.size()));
+                matmul_each(context, products.data(), int64_t(products.size()));
                 CHECK(same(ya, za) && same(yb, zb) && same(yc, zc));
                 Floats y;  // [n, 1 + 16 + 43]
                 for (int64_t t = 0; t < n; t++) {
@@ -485,6 +487,49 @@ void test_choice() {
     CHECK(isa_name(select_kernels()) == best);
 }
 
+// Several steps read the same rows: they are quantised once, and only if a step wants that.
+void test_shared_input(Context& context) {
+    constexpr int64_t kRows = 5, kCols = 96;
+    const Floats x = random_floats(kRows * kCols, 11), others = random_floats(kRows * kCols, 12);
+    Carved<InputBuffer> alone("input", kRows, kCols), copies("copies", kRows, kCols);
+    Carved<SharedInput> shared("shared", kRows, kCols);
+    shared->set(x.data(), kRows, kCols);
+    CHECK(!shared->get(context, false).q8.q && shared->get(context, false).x == x.data());
+    context.profile.entries.clear();
+    context.profile.on = true;
+    const Input first = shared->get(context, true), second = shared->get(context, true);
+    context.profile.on = false;
+    CHECK(context.profile.entries.size() == 1 && context.profile.entries[0].calls == 1);
+    CHECK(!first.stale() && first.q8.q == second.q8.q && second.x == x.data());
+    CHECK(shared->get(context, false).q8.q);  // it is there
+
+    // Rows in another order, a row twice, and ranges: the bits of the rows themselves.
+    const std::vector<int32_t> rows = {4, 0, 4};
+    const Input some = copies->gather(context, first, rows.data(), 3);
+    CHECK(some.rows == 3 && some.cols == kCols && !some.x);
+    for (int64_t i = 0; i < 3; i++) {
+        const Input row =
+            alone->prepare(context, x.data() + rows[size_t(i)] * kCols, 1, kCols, true);
+        const Input copy = some.part(i * kCols, 1, kCols);
+        const auto equal = [](const auto* a, const auto* b, int64_t n) {
+            return !std::memcmp(a, b, size_t(n) * sizeof(*a));
+        };
+        CHECK(equal(row.q8.q, copy.q8.q, kCols) && equal(row.q8.d, copy.q8.d, kCols / kQ));
+        CHECK(equal(row.q8.s8, copy.q8.s8, kCols / kQ) && equal(row.q8.ds, copy.q8.ds, kCols / kQ));
+        CHECK(equal(row.q8.s16, copy.q8.s16, kCols / kQ * 2));
+    }
+    // An input whose buffer was given other rows can be told.
+    const Input before = alone->prepare(context, x.data(), kRows, kCols, true);
+    alone->prepare(context, others.data(), kRows, kCols, false);
+    CHECK(!before.stale());
+    alone->prepare(context, others.data(), kRows, kCols, true);
+    CHECK(before.stale() && before.part(kCols, 1, kCols).stale());
+    shared->set(others.data(), kRows, kCols);
+    CHECK(!first.stale());
+    shared->get(context, true);
+    CHECK(first.stale() && !shared->get(context, true).stale());
+}
+
 // A timer has its place before the operator runs: its end takes no memory, and so cannot fail.
 void test_profile() {
     Profile profile;
@@ -511,6 +556,7 @@ int main() {
     test_profile();
     for_each_isa([](const char* isa) {
         CHECK(chosen(isa) == isa);
+        test_shared_input(*contexts[0]);
         test_all();
     });
     return check::summary("test_ops");

@@ -76,6 +76,19 @@ void test_gather_and_scatter(Context& context) {
         for (size_t c = 0; c < kCols; c++) expected[at + c] += expert_weights[i] * x[at + c];
     }
     CHECK(y == expected);
+
+    // A row that comes again is added to in order, however wide it is.
+    constexpr int64_t kWide = 3000, kTimes = 40;
+    const Floats wide = random_floats(kTimes * kWide, 6), factors = random_floats(kTimes, 7);
+    std::vector<int32_t> again;
+    for (int32_t i = 0; i < kTimes; i++) again.push_back(i % 3);
+    Floats sums(3 * kWide, 1), in_order = sums;
+    scatter_add(context, wide.data(), again.data(), factors.data(), kTimes, kWide, sums.data());
+    for (size_t i = 0; i < kTimes; i++) {
+        float* const to = &in_order[size_t(again[i]) * kWide];
+        for (size_t c = 0; c < kWide; c++) to[c] += factors[i] * wide[i * kWide + c];
+    }
+    CHECK(sums == in_order);
 }
 
 void test_flags(Context& context) {

@@ -32,7 +32,16 @@ struct Q8Rows {
 struct Input {
     const float* x = nullptr;  // [rows, cols]
     int64_t rows = 0, cols = 0;
-    Q8Rows q8;  // empty unless prepare() quantised
+    Q8Rows q8;  // empty unless an InputBuffer quantised
+    // How often that buffer has been filled, now and when this was made.
+    const uint64_t* fillings = nullptr;
+    uint64_t filling = 0;
+
+    // Does the buffer hold other rows by now? Products of such an input fail in debug builds.
+    bool stale() const { return fillings && *fillings != filling; }
+    // Its values from the first on as `rows` rows of `cols`. Of an input in 8 bits `first` and
+    // `cols` are multiples of 32.
+    Input part(int64_t first, int64_t n_rows, int64_t n_cols) const;
 };
 
 // Room for the 8-bit form of at most max_rows rows of max_cols columns.
@@ -41,11 +50,42 @@ class InputBuffer {
     InputBuffer() = default;
     InputBuffer(Carver& carver, int64_t max_rows, int64_t max_cols);
     // Makes an Input of the rows x [rows, cols]. Set `quantise` if they will meet quantised
-    // weights; then cols % 32 == 0. x and this buffer must outlive the use of the Input.
+    // weights; then cols % 32 == 0. x must outlive the use of the Input, and this buffer must not
+    // be filled before its end.
     Input prepare(Context& context, const float* x, int64_t rows, int64_t cols, bool quantise);
+    // Makes an Input of n rows of one in 8 bits, which is in another buffer. It has no floats.
+    Input gather(Context& context, const Input& from, const int32_t* rows, int64_t n);
 
  private:
+    Input filled(const float* x, int64_t rows, int64_t cols);
+
     Q8Rows q8_;
+    uint64_t fillings_ = 0;
+};
+
+// Rows that several steps read. The first one that wants them in 8 bits has them quantised.
+class SharedInput {
+ public:
+    SharedInput() = default;
+    SharedInput(Carver& carver, int64_t max_rows, int64_t max_cols)
+        : buffer_(carver, max_rows, max_cols) {}
+
+    // From now on the rows are x [rows, cols], which do not change until the next call.
+    void set(const float* x, int64_t rows, int64_t cols) { input_ = {x, rows, cols, {}}; }
+    const float* x() const { return input_.x; }
+    int64_t rows() const { return input_.rows; }
+    int64_t cols() const { return input_.cols; }
+    // quantise: see InputBuffer::prepare().
+    const Input& get(Context& context, bool quantise) {
+        if (quantise && !input_.q8.q) {
+            input_ = buffer_.prepare(context, input_.x, input_.rows, input_.cols, true);
+        }
+        return input_;
+    }
+
+ private:
+    InputBuffer buffer_;
+    Input input_;
 };
 
 // Reads n bytes (rounded down to a multiple of 64) and returns their sum as 64-bit words. The sum
@@ -63,15 +103,15 @@ struct Product {
     const float* scale = nullptr;  // [1], or null for 1
 };
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products);
-// The same for n matrices, each with one row of the input.
-struct RowProduct {
+// The same for n products, each with an input of its own.
+struct OwnProduct {
     const Matrix* w;
-    int64_t row;         // of x
-    float* y;            // [w->rows]
+    Input x;
+    float* y;            // [x.rows, w->rows]
     const float* bias;   // [w->rows] or null
     const float* scale;  // [1], or null for 1
 };
-void matmul_rows(Context& context, const Input& x, const RowProduct* products, int64_t n);
+void matmul_each(Context& context, const OwnProduct* products, int64_t n);
 
 // Heads of rows: the values of head h of row t begin at x + t * row + h * head.
 struct Heads {
@@ -153,8 +193,8 @@ void embed_rows(Context& context, const Matrix& w, const int32_t* ids, int64_t o
 // x = 0, n floats.
 void zero(Context& context, float* x, int64_t n);
 
-// Copies n rows of `cols` values that are not adjacent in x, and adds rows back: out[i] =
-// x[rows[i]]; y[rows[i]] += expert_weights[i] * x[i].
+// Copies n rows of `cols` values that are not adjacent in x, and adds rows back, one after the
+// other: out[i] = x[rows[i]]; y[rows[i]] += expert_weights[i] * x[i].
 void gather_rows(Context& context, const float* x, const int32_t* rows, int64_t n, int64_t cols,
                  float* out);
 void scatter_add(Context& context, const float* x, const int32_t* rows, const float* expert_weights,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cassert>
 #include <cmath>
 #include <numeric>
 
@@ -26,16 +27,16 @@ constexpr int64_t kLeastBytes = 1 << 16;
 // up to twice as long.
 constexpr int64_t kStripsOfTile = 4;
 
-// Strips of a piece, of n that have so many bytes, for so many rows. Kernels of one row compute two
-// together at most.
-int64_t grain_for(const Context& context, int64_t n, int64_t bytes, int64_t rows) {
+// Strips of a piece, of n that read so many bytes, counted for each row. Kernels of one row compute
+// two together at most.
+int64_t grain_for(const Context& context, int64_t n, int64_t bytes, bool one_row) {
     const int64_t threads = context.threads.active();
     const int64_t pieces =
-        threads * std::clamp<int64_t>(bytes * rows / (threads * kLeastBytes), 1, kPieces);
+        threads * std::clamp<int64_t>(bytes / (threads * kLeastBytes), 1, kPieces);
     const int64_t grain = (n + pieces - 1) / pieces;
-    return rows == 1 ? grain + grain % 2
-                     : std::max(kStripsOfTile,
-                                (grain + kStripsOfTile / 2) / kStripsOfTile * kStripsOfTile);
+    return one_row ? grain + grain % 2
+                   : std::max(kStripsOfTile,
+                              (grain + kStripsOfTile / 2) / kStripsOfTile * kStripsOfTile);
 }
 
 // Tokens whose activations stay in a core's cache while it walks over a piece of the rows. Weights
@@ -93,33 +94,38 @@ void some_strips(const cpu::Kernels& kernels, const Matrix& w, const float* scal
     }
 }
 
-// What a call multiplies: a matrix, and rows of its input.
+// What a call multiplies: a matrix, and rows of an input.
 struct Factors {
     const Matrix& w;
+    const Input& x;
     const float *scale, *bias;
     Rows rows;
 };
 
-// Computes `n` products, of `rows` rows each, in one region. of(i): the factors of product i.
+// Computes `n` products in one region. of(i): the factors of product i.
 template <typename F>
-void multiply_all(Context& context, const Input& x, int64_t n, int64_t rows, const F& of) {
+void multiply_all(Context& context, int64_t n, const F& of) {
     OpTimer timer(context.profile, "matmul");
-    int64_t total = 0, bytes = 0;
+    int64_t total = 0, bytes = 0, of_rows = 0;
+    bool one_row = true;
     for (int64_t i = 0; i < n; i++) {
-        const Matrix& w = of(i).w;
-        total += strips_of(w);
-        bytes += w.bytes();
+        const Factors f = of(i);
+        assert(!f.x.stale());
+        total += strips_of(f.w);
+        bytes += f.w.bytes();
+        of_rows += f.w.bytes() * f.rows.n;
+        one_row = one_row && f.rows.n == 1;
     }
     timer.read(uint64_t(bytes));
-    const int64_t grain = grain_for(context, total, bytes, rows);
+    const int64_t grain = grain_for(context, total, of_rows, one_row);
     context.threads.run(total, grain, [&](int64_t begin, int64_t end, int) {
         int64_t first = 0;
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = 0; i < n && first < end; i++) {
             const Factors f = of(i);
             const int64_t strips = strips_of(f.w);
             const int64_t from = std::max(begin, first), to = std::min(end, first + strips);
             if (from < to) {
-                some_strips(context.kernels, f.w, f.scale, f.bias, from - first, to - from, x,
+                some_strips(context.kernels, f.w, f.scale, f.bias, from - first, to - from, f.x,
                             f.rows);
             }
             first += strips;
@@ -130,16 +136,16 @@ void multiply_all(Context& context, const Input& x, int64_t n, int64_t rows, con
 }  // namespace
 
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products) {
-    multiply_all(context, x, int64_t(products.size()), x.rows, [&](int64_t i) {
+    multiply_all(context, int64_t(products.size()), [&](int64_t i) {
         const Product& p = products.begin()[i];
-        return Factors{p.w, p.scale, p.bias, {0, x.rows, p.y, p.w.rows}};
+        return Factors{p.w, x, p.scale, p.bias, {0, x.rows, p.y, p.w.rows}};
     });
 }
 
-void matmul_rows(Context& context, const Input& x, const RowProduct* products, int64_t n) {
-    multiply_all(context, x, n, 1, [&](int64_t i) {
-        const RowProduct& p = products[i];
-        return Factors{*p.w, p.scale, p.bias, {p.row, 1, p.y, p.w->rows}};
+void matmul_each(Context& context, const OwnProduct* products, int64_t n) {
+    multiply_all(context, n, [&](int64_t i) {
+        const OwnProduct& p = products[i];
+        return Factors{*p.w, p.x, p.scale, p.bias, {0, p.x.rows, p.y, p.w->rows}};
     });
 }
 
@@ -148,7 +154,8 @@ void matmul_heads(Context& context, const Input& x, const Matrix* w, int64_t n_h
     OpTimer timer(context.profile, "matmul_heads");
     const int64_t strips = strips_of(w[0]), rows = x.rows / n_head, bytes = n_head * w[0].bytes();
     timer.read(uint64_t(bytes));
-    const int64_t grain = grain_for(context, n_head * strips, bytes, rows);
+    assert(!x.stale());
+    const int64_t grain = grain_for(context, n_head * strips, bytes * rows, rows == 1);
     context.threads.run(n_head * strips, grain, [&](int64_t begin, int64_t end, int) {
         for (int64_t h = begin / strips; h * strips < end; h++) {
             const int64_t from = std::max<int64_t>(begin - h * strips, 0);
@@ -199,15 +206,50 @@ Q8Rows Q8Rows::carve(Carver& carver, int64_t rows, int64_t max_cols) {
 InputBuffer::InputBuffer(Carver& carver, int64_t max_rows, int64_t max_cols)
     : q8_(Q8Rows::carve(carver, max_rows, max_cols)) {}
 
+Input Input::part(int64_t first, int64_t n_rows, int64_t n_cols) const {
+    Input some = *this;
+    some.rows = n_rows;
+    some.cols = n_cols;
+    if (x) some.x += first;
+    if (!q8.q) return some;
+    const int64_t block = first / kQ;
+    some.q8 = {n_cols,        q8.q + first,  q8.d + block,
+               q8.s8 + block, q8.ds + block, q8.s16 + 2 * block};
+    return some;
+}
+
+Input InputBuffer::filled(const float* x, int64_t rows, int64_t cols) {
+    Input input{x, rows, cols, q8_, &fillings_, ++fillings_};
+    input.q8.cols = cols;
+    return input;
+}
+
 Input InputBuffer::prepare(Context& context, const float* x, int64_t rows, int64_t cols,
                            bool quantise) {
-    Input input{x, rows, cols, {}};
-    if (!quantise) return input;
+    if (!quantise) return {x, rows, cols, {}};
     const OpTimer timer(context.profile, "quantise");
-    input.q8 = q8_;
-    input.q8.cols = cols;
+    const Input input = filled(x, rows, cols);
     context.threads.run(rows, cpu::row_grain(cols), [&](int64_t begin, int64_t end, int) {
         context.kernels.quantize[kF32](x, begin, end - begin, input.q8);
+    });
+    return input;
+}
+
+Input InputBuffer::gather(Context& context, const Input& from, const int32_t* rows, int64_t n) {
+    assert(!from.stale() && from.q8.q != q8_.q);
+    const OpTimer timer(context.profile, "gather_rows");
+    const Input input = filled(nullptr, n, from.cols);
+    const int64_t cols = from.cols, blocks = cols / kQ;
+    const Q8Rows &to = input.q8, &of = from.q8;
+    context.threads.run(n, 1 + 16384 / cols, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) {
+            const int64_t t = rows[i];
+            std::copy_n(of.q + t * cols, cols, to.q + i * cols);
+            std::copy_n(of.d + t * blocks, blocks, to.d + i * blocks);
+            std::copy_n(of.s8 + t * blocks, blocks, to.s8 + i * blocks);
+            std::copy_n(of.ds + t * blocks, blocks, to.ds + i * blocks);
+            std::copy_n(of.s16 + 2 * t * blocks, 2 * blocks, to.s16 + 2 * i * blocks);
+        }
     });
     return input;
 }

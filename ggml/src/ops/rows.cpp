@@ -62,10 +62,13 @@ void gather_rows(Context& context, const float* x, const int32_t* rows, int64_t 
 void scatter_add(Context& context, const float* x, const int32_t* rows, const float* expert_weights,
                  int64_t n, int64_t cols, float* y) {
     const OpTimer timer(context.profile, "scatter_add");
-    context.threads.run(n, 1 + 4096 / cols, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; i++) {
-            float* to = y + rows[i] * cols;
-            for (int64_t c = 0; c < cols; c++) to[c] += expert_weights[i] * x[i * cols + c];
+    // By columns, since a row may come again.
+    const int64_t grain = std::max<int64_t>(256, (8192 / std::max<int64_t>(n, 1) + 15) / 16 * 16);
+    context.threads.run(cols, grain, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = 0; i < n; i++) {
+            const float* const from = x + i * cols;
+            float* const to = y + rows[i] * cols;
+            for (int64_t c = begin; c < end; c++) to[c] += expert_weights[i] * from[c];
         }
     });
 }

@@ -9,8 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include "forward/ffn.h"
-#include "forward/neurons.h"
+#include "forward/neuron_ffn.h"
 
 namespace powerinfer {
 
@@ -378,7 +377,7 @@ void DeviceForward::compute_cold(const Pass& p, int64_t i, const Kind& kind) {
         block.listed = e.ids;
         block.n_listed = *e.count;
     } else if (masked) {
-        float* const score = p.work.score;
+        float* const score = p.work.predictor.score;
         std::fill_n(score, kind.rows * neurons.n, -1.0f);
         for (int64_t t = 0; t < kind.rows; t++) {
             const int32_t* const ids = e.ids + t * ffn(i).n_ff;

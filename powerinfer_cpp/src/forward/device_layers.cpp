@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "forward/device_forward.h"
-#include "forward/ffn.h"
+#include "forward/neuron_ffn.h"
 #include "forward/predictor.h"
 #include "storage/stored_segments.h"
 
@@ -276,7 +276,7 @@ uint64_t DeviceForward::upload_cold(const Pass& p, int64_t i, const PromptUpload
     NeuronStore& store = p.source.store();
     StoredSegments segments(
         p.context.threads, store, first_block(i), next < 0 ? -1 : first_block(next),
-        [](int32_t) { return true; }, p.work.stored.parts);
+        [](int32_t) { return true; }, p.work.neurons.stored.parts);
     const auto bring = [&](const int32_t* first, int64_t n) {
         const int64_t s = *first / ggml::segment_of(cold.n, 0).end;
         segments.bring(s, s + 1);

@@ -41,17 +41,17 @@ void embed_for_layers(const Pass& p) {
     const auto& e = m.layer_embd;
     const int64_t n = b.batch.n, all = e.project.rows;
     const Input input = b.input.prepare(p.context, b.x, n, m.config.n_embd, e.project.quantised());
-    p.multiply(input, {{e.project, b.layer_embd, nullptr}});
+    p.multiply(input, {{e.project, b.embedding.all, nullptr}});
     const auto root = [](int64_t v) { return float(std::sqrt(double(v))); };
-    ggml::scale(p.context, b.layer_embd, 1 / root(m.config.n_embd), n * all);
-    ggml::rms_norm(p.context, b.layer_embd, e.norm, m.config.norm_eps, n * m.config.n_layer,
-                   e.width, b.layer_embd);
+    ggml::scale(p.context, b.embedding.all, 1 / root(m.config.n_embd), n * all);
+    ggml::rms_norm(p.context, b.embedding.all, e.norm, m.config.norm_eps, n * m.config.n_layer,
+                   e.width, b.embedding.all);
     for (int64_t t = 0; t < n; t++) {
-        float* const row = b.layer_embd_row;
+        float* const row = b.embedding.row;
         embed_stored(p, e.tokens, m.layer_embd_stored, b.batch.token + t, 1, row + all, row);
-        ggml::add_scaled(p.context, b.layer_embd + t * all, root(e.width), row, all);
+        ggml::add_scaled(p.context, b.embedding.all + t * all, root(e.width), row, all);
     }
-    ggml::scale(p.context, b.layer_embd, 1 / root(2), n * all);
+    ggml::scale(p.context, b.embedding.all, 1 / root(2), n * all);
 }
 
 // x[t] = row of the embedding table, plus the position's row for learned positions.
@@ -77,7 +77,7 @@ void embed(const Pass& p) {
     for (size_t i = 0; i < p.ropes.size(); i++) {
         const std::vector<double>& frequency = p.ropes[i].frequency;
         ggml::rope_table(p.context, frequency.data(), int64_t(frequency.size()),
-                         p.ropes[i].magnitude, b.batch.position, n, b.cos_sin[i]);
+                         p.ropes[i].magnitude, b.batch.position, n, b.heads.cos_sin[i]);
     }
 }
 
@@ -110,7 +110,7 @@ void norm_and_rope(const Pass& p, const Attention& a, const float* weight, int64
     if (a.norms != Attention::Norms::after_rope) normalise();
     if (a.rope >= 0) {
         const auto table = size_t(a.rope);
-        ggml::rope(p.context, x, n, n_head, a.head_dim, p.work.cos_sin[table],
+        ggml::rope(p.context, x, n, n_head, a.head_dim, p.work.heads.cos_sin[table],
                    c.ropes[table].n_rot / 2, c.rope_pairs);
     }
     if (a.norms == Attention::Norms::after_rope) normalise();
@@ -130,68 +130,69 @@ void grow(const Pass& p, const Attention& a, float* q) {
 // each with its gate behind it.
 void project_heads(const Pass& p, const Attention& a, const Input& x) {
     Workspace& b = p.work;
-    const ggml::Product q{a.q, a.gated ? b.by_head : b.q, a.q_bias, a.q_scale};
+    const ggml::Product q{a.q, a.gated ? b.heads.by_head : b.heads.q, a.q_bias, a.q_scale};
     if (a.kv_of >= 0) return p.multiply(x, {q});
     if (a.v) {
-        p.multiply(x, {q, {a.k, b.k, a.k_bias, a.k_scale}, {a.v, b.v, a.v_bias, a.v_scale}});
+        p.multiply(
+            x, {q, {a.k, b.heads.k, a.k_bias, a.k_scale}, {a.v, b.heads.v, a.v_bias, a.v_scale}});
     } else {
-        p.multiply(x, {q, {a.k, b.k, a.k_bias, a.k_scale}});
-        std::copy_n(b.k, b.batch.n * a.k_dim(), b.v);
+        p.multiply(x, {q, {a.k, b.heads.k, a.k_bias, a.k_scale}});
+        std::copy_n(b.heads.k, b.batch.n * a.k_dim(), b.heads.v);
     }
-    norm_and_rope(p, a, a.k_norm, a.n_head_kv, b.k);
+    norm_and_rope(p, a, a.k_norm, a.n_head_kv, b.heads.k);
     if (a.v_norm) {
-        ggml::rms_norm(p.context, b.v, nullptr, p.model.config.norm_eps, b.batch.n * a.n_head_kv,
-                       a.v_head_dim, b.v);
+        ggml::rms_norm(p.context, b.heads.v, nullptr, p.model.config.norm_eps,
+                       b.batch.n * a.n_head_kv, a.v_head_dim, b.heads.v);
     }
 }
 
-// The queries of by_head, or their gates, in b.q.
+// The queries of by_head, or their gates, in b.heads.q.
 void take_queries(const Pass& p, const Attention& a, bool gates) {
     Workspace& b = p.work;
     const int64_t d = a.head_dim;
-    float* const from = b.by_head + (gates ? d : 0);
+    float* const from = b.heads.by_head + (gates ? d : 0);
     ggml::copy_heads(p.context, {from, a.q_rows(), 2 * d}, b.batch.n, a.n_head, d,
-                     {b.q, a.q_dim(), d});
+                     {b.heads.q, a.q_dim(), d});
 }
 
 // y = Wo . attention(Wq . x, Wk . x, Wv . x)
-void attention(const Pass& p, int64_t layer, const Attention& a, const float* x, float* y) {
+void attention(const Pass& p, int64_t layer, const Attention& a, ggml::SharedInput& x, float* y) {
     Workspace& b = p.work;
     const int64_t n = b.batch.n;
 
-    p.record.squares(p.context, PI_INPUT_ATTENTION, layer, 0, x, n);
+    p.record.squares(p.context, PI_INPUT_ATTENTION, layer, 0, x.x(), n);
     if (a.latent) {
         latent_queries_and_keys(p, a, x);
     } else {
         const bool q8 = a.q.quantised() || a.k.quantised() || a.v.quantised();
-        const Input input = b.input.prepare(p.context, x, n, p.model.config.n_embd, q8);
-        project_heads(p, a, input);
+        project_heads(p, a, x.get(p.context, q8));
         if (a.gated) take_queries(p, a, false);
-        norm_and_rope(p, a, a.q_norm, a.n_head, b.q);
+        norm_and_rope(p, a, a.q_norm, a.n_head, b.heads.q);
     }
-    if (a.growth != 0) grow(p, a, b.q);
+    if (a.growth != 0) grow(p, a, b.heads.q);
 
     const ggml::KvLayer kv = p.kv.layer(a.kv_of >= 0 ? a.kv_of : layer);
-    if (a.kv_of < 0) ggml::store_kv(p.context, kv, b.batch.slot, n, b.k, b.v);
+    if (a.kv_of < 0) ggml::store_kv(p.context, kv, b.batch.slot, n, b.heads.k, b.heads.v);
     for (int64_t t = 0; t < n; t++) {
         const int64_t end = b.batch.position[t] + 1;
         const int64_t begin = std::max(a.first, a.window ? end - a.window : 0);
-        b.attention_rows[t] = {b.batch.pages[t], std::min(begin, end - 1), end};
+        b.heads.rows[t] = {b.batch.pages[t], std::min(begin, end - 1), end};
     }
-    ggml::attention(p.context, kv, a.n_head, {a.scale, a.softcap, a.sinks}, b.attention_rows, n,
-                    b.q, b.attention, b.attended);
+    ggml::attention(p.context, kv, a.n_head, {a.scale, a.softcap, a.sinks}, b.heads.rows, n,
+                    b.heads.q, b.heads.scratch, b.heads.attended);
     if (a.latent) latent_results(p, a);
 
     if (a.gated) {
         take_queries(p, a, true);
-        ggml::gate_by_sigmoid(p.context, b.attended, b.q, n * a.out_dim());
+        ggml::gate_by_sigmoid(p.context, b.heads.attended, b.heads.q, n * a.out_dim());
     }
     if (a.out_norm) {
-        ggml::rms_norm(p.context, b.attended, a.out_norm, p.model.config.norm_eps, n, a.out_dim(),
-                       b.attended);
+        ggml::rms_norm(p.context, b.heads.attended, a.out_norm, p.model.config.norm_eps, n,
+                       a.out_dim(), b.heads.attended);
     }
-    p.record.squares(p.context, PI_INPUT_ATTENTION_OUTPUT, layer, 0, b.attended, n);
-    const Input attended = b.input.prepare(p.context, b.attended, n, a.out_dim(), a.o.quantised());
+    p.record.squares(p.context, PI_INPUT_ATTENTION_OUTPUT, layer, 0, b.heads.attended, n);
+    const Input attended =
+        b.input.prepare(p.context, b.heads.attended, n, a.out_dim(), a.o.quantised());
     p.multiply(attended, {{a.o, y, a.o_bias, a.o_scale}});
 }
 
@@ -219,27 +220,28 @@ void guess_experts(const Pass& p, int64_t layer, float* room) {
         if (parts[k].norm) x = room;
         const Input input =
             p.work.input.prepare(p.context, x, 1, m.config.n_embd, router->w.quantised());
-        p.multiply(input, {{router->w, p.work.router, router->bias}});
+        p.multiply(input, {{router->w, p.work.mixture.scores, router->bias}});
         if (router->scale != 1) {
-            ggml::scale(p.context, p.work.router, router->scale, router->w.rows);
+            ggml::scale(p.context, p.work.mixture.scores, router->scale, router->w.rows);
         }
-        ggml::choose_experts(router->how, p.work.router, p.work.routed);
-        p.source.guess_experts(experts_after(parts, k), p.work.routed.chosen);
+        ggml::choose_experts(router->how, p.work.mixture.scores, p.work.mixture.routed);
+        p.source.guess_experts(experts_after(parts, k), p.work.mixture.routed.chosen);
     }
 }
 
 // y = project . (act(gate . x) * the tokens' embeddings for layer i)
-void embed_in_layer(const Pass& p, int64_t i, const LayerEmbedding& e, const float* x, float* y) {
+void embed_in_layer(const Pass& p, int64_t i, const LayerEmbedding& e, ggml::SharedInput& x,
+                    float* y) {
     Workspace& b = p.work;
     const Config& c = p.model.config;
     const int64_t n = b.batch.n, width = e.gate.rows;
-    const Input input = b.input.prepare(p.context, x, n, c.n_embd, e.gate.quantised());
-    p.multiply(input, {{e.gate, b.layer_gate, nullptr}});
+    p.multiply(x.get(p.context, e.gate.quantised()), {{e.gate, b.embedding.gate, nullptr}});
     for (int64_t t = 0; t < n; t++) {
-        const float* const own = b.layer_embd + (t * c.n_layer + i) * width;
-        ggml::gated_activation(p.context, c.activation, b.layer_gate + t * width, own, width);
+        const float* const own = b.embedding.all + (t * c.n_layer + i) * width;
+        ggml::gated_activation(p.context, c.activation, b.embedding.gate + t * width, own, width);
     }
-    const Input gated = b.input.prepare(p.context, b.layer_gate, n, width, e.project.quantised());
+    const Input gated =
+        b.input.prepare(p.context, b.embedding.gate, n, width, e.project.quantised());
     p.multiply(gated, {{e.project, y, nullptr}});
 }
 
@@ -258,14 +260,15 @@ void layer(const Pass& p, int64_t i) {
     const auto& parts = p.model.layers[size_t(i)].parts;
     Workspace& b = p.work;
     const int64_t n = b.batch.n, n_embd = p.model.config.n_embd;
-    const float* x = b.x;      // what a part reads
+    ggml::SharedInput& x = b.read;          // what a part reads
+    const FeedForward* computed = nullptr;  // a part that was computed beside the one before
     float* waiting = nullptr;  // what the part before gave, to be added with this one's
     for (size_t k = 0; k < parts.size(); k++) {
         const LayerPart& part = parts[k];
         p.context.profile.part = name(part_of(part));
         if (part.input == LayerPart::Input::stream) {
-            x = part.norm ? b.normed : b.x;
             if (part.norm) norm(p, b.x, *part.norm, n, b.normed);
+            x.set(part.norm ? b.normed : b.x, n, n_embd);
         }
         float* const y = waiting ? b.ffn_out : b.out;
         const auto attend = [&](const Attention& a) { attention(p, i, a, x, y); };
@@ -277,7 +280,13 @@ void layer(const Pass& p, int64_t i) {
             if (later || p.source.pages_experts()) request_experts(p, chosen);
             guess_experts(p, i + 1, y);
         };
-        const auto feed = [&](const FeedForward& f) { feed_forward(p, f, x, y); };
+        const auto feed = [&](const FeedForward& f) {
+            if (&f == computed) return;
+            // What is beside experts that wait for the next part's sum.
+            const bool waits = part.add == LayerPart::Add::with_next && !waiting;
+            computed = waits ? part_beside(p.model.layers[size_t(i)], k) : nullptr;
+            feed_forward(p, f, x, y, {computed, &x, b.ffn_out});
+        };
         const auto convolve = [&](const ShortConvolution& s) { recurrent(p, i, s, x, y); };
         const auto scan = [&](const Mamba2& s) { recurrent(p, i, s, x, y); };
         const auto delta = [&](const DeltaNet& s) { recurrent(p, i, s, x, y); };
@@ -362,12 +371,12 @@ void join(const Pass& p) {
     ggml::rms_norm(p.context, b.out, m.nextn.token_norm, eps, n, n_embd, b.out);
     ggml::rms_norm(p.context, b.ffn_out, m.nextn.row_norm, eps, n, n_embd, b.ffn_out);
     for (int64_t t = 0; t < n; t++) {
-        float* const to = b.joined + t * 2 * n_embd;
+        float* const to = b.guess.joined + t * 2 * n_embd;
         std::copy_n(b.out + t * n_embd, n_embd, to);
         std::copy_n(b.ffn_out + t * n_embd, n_embd, to + n_embd);
     }
     const Input input =
-        b.input.prepare(p.context, b.joined, n, 2 * n_embd, m.nextn.join.quantised());
+        b.input.prepare(p.context, b.guess.joined, n, 2 * n_embd, m.nextn.join.quantised());
     p.multiply(input, {{m.nextn.join, b.x, nullptr}});
 }
 
@@ -379,7 +388,7 @@ void keep_rows(const Pass& p) {
     const StateLayout& layout = p.states.layout();
     const int64_t state = layout.state[size_t(nextn_layer(p))];
     norm(p, b.x, p.model.output_norm, b.batch.n, b.normed);
-    const RowsBySequence& rows = b.by_sequence;
+    const RowsBySequence& rows = b.state.by_sequence;
     for (int64_t i = 0; i < rows.n; i++) {
         const SequenceRows& s = rows.sequences[i];
         for (int64_t k = 0; k < s.n; k++) {
@@ -402,9 +411,10 @@ void keep_keys(const Pass& p) {
     norm(p, b.x, *part.norm, n, b.normed);
     const bool q8 = a.k.quantised() || a.v.quantised();
     const Input input = b.input.prepare(p.context, b.normed, n, p.model.config.n_embd, q8);
-    p.multiply(input, {{a.k, b.k, a.k_bias, a.k_scale}, {a.v, b.v, a.v_bias, a.v_scale}});
-    norm_and_rope(p, a, a.k_norm, a.n_head_kv, b.k);
-    ggml::store_kv(p.context, p.kv.layer(i), b.batch.slot, n, b.k, b.v);
+    p.multiply(input,
+               {{a.k, b.heads.k, a.k_bias, a.k_scale}, {a.v, b.heads.v, a.v_bias, a.v_scale}});
+    norm_and_rope(p, a, a.k_norm, a.n_head_kv, b.heads.k);
+    ggml::store_kv(p.context, p.kv.layer(i), b.batch.slot, n, b.heads.k, b.heads.v);
 }
 
 }  // namespace

@@ -7,51 +7,53 @@ using ggml::Input;
 // Of the norms of latents, whatever a file says of the others: its models were trained with it.
 constexpr float kLatentEps = 1e-6f;
 
-void latent_queries_and_keys(const Pass& p, const Attention& a, const float* x) {
+void latent_queries_and_keys(const Pass& p, const Attention& a, ggml::SharedInput& x) {
     const Latent& l = *a.latent;
     ggml::Context& context = p.context;
     Workspace& b = p.work;
     const int64_t n = b.batch.n, rank = a.v_head_dim, rotating = a.rotating();
     const int64_t width = l.nope + rotating;  // of a head's query before k_b
-    float* const q = b.attended;
+    float* const q = b.heads.attended;
 
     const bool q8 = a.k.quantised() || (l.q_rank ? l.q_a : a.q).quantised();
-    Input input = b.input.prepare(context, x, n, p.model.config.n_embd, q8);
-    p.multiply(input, {{a.k, b.k}, {l.q_rank ? l.q_a : a.q, l.q_rank ? b.by_head : q}});
+    p.multiply(x.get(context, q8),
+               {{a.k, b.heads.k}, {l.q_rank ? l.q_a : a.q, l.q_rank ? b.heads.by_head : q}});
     if (l.q_rank) {
-        ggml::rms_norm(context, b.by_head, l.q_a_norm, kLatentEps, n, l.q_rank, b.by_head);
-        input = b.input.prepare(context, b.by_head, n, l.q_rank, a.q.quantised());
-        p.multiply(input, {{a.q, q}});
+        ggml::rms_norm(context, b.heads.by_head, l.q_a_norm, kLatentEps, n, l.q_rank,
+                       b.heads.by_head);
+        const Input low = b.input.prepare(context, b.heads.by_head, n, l.q_rank, a.q.quantised());
+        p.multiply(low, {{a.q, q}});
     }
-    ggml::rms_norm(context, b.k, a.k_norm, kLatentEps, n, rank, b.k, a.head_dim);
+    ggml::rms_norm(context, b.heads.k, a.k_norm, kLatentEps, n, rank, b.heads.k, a.head_dim);
     const auto rotate = [&](float* heads, int64_t n_head, int64_t head_dim) {
         const auto table = size_t(a.rope);
-        ggml::rope(context, heads, n, n_head, head_dim, b.cos_sin[table], rotating / 2,
+        ggml::rope(context, heads, n, n_head, head_dim, b.heads.cos_sin[table], rotating / 2,
                    p.model.config.rope_pairs);
     };
     rotate(q + l.nope, a.n_head, width);
-    rotate(b.k + rank, 1, a.head_dim);
+    rotate(b.heads.k + rank, 1, a.head_dim);
 
     // What rotates stays, the rest meets latents through k_b.
     const int64_t row = a.n_head * width;
     ggml::copy_heads(context, {q + l.nope, row, width}, n, a.n_head, rotating,
-                     {b.q + rank, a.q_dim(), a.head_dim});
+                     {b.heads.q + rank, a.q_dim(), a.head_dim});
     ggml::copy_heads(context, {q, row, width}, n, a.n_head, l.nope,
-                     {b.by_head, l.nope, n * l.nope});
-    input = b.input.prepare(context, b.by_head, a.n_head * n, l.nope, l.k_b[0].quantised());
-    ggml::matmul_heads(context, input, l.k_b.data(), a.n_head, {b.q, a.q_dim(), a.head_dim});
+                     {b.heads.by_head, l.nope, n * l.nope});
+    const Input apart =
+        b.input.prepare(context, b.heads.by_head, a.n_head * n, l.nope, l.k_b[0].quantised());
+    ggml::matmul_heads(context, apart, l.k_b.data(), a.n_head, {b.heads.q, a.q_dim(), a.head_dim});
 }
 
 void latent_results(const Pass& p, const Attention& a) {
     const Latent& l = *a.latent;
     Workspace& b = p.work;
     const int64_t n = b.batch.n, rank = a.v_head_dim;
-    ggml::copy_heads(p.context, {b.attended, a.attended_dim(), rank}, n, a.n_head, rank,
-                     {b.by_head, rank, n * rank});
+    ggml::copy_heads(p.context, {b.heads.attended, a.attended_dim(), rank}, n, a.n_head, rank,
+                     {b.heads.by_head, rank, n * rank});
     const Input weighed =
-        b.input.prepare(p.context, b.by_head, a.n_head * n, rank, l.v_b[0].quantised());
+        b.input.prepare(p.context, b.heads.by_head, a.n_head * n, rank, l.v_b[0].quantised());
     ggml::matmul_heads(p.context, weighed, l.v_b.data(), a.n_head,
-                       {b.attended, a.out_dim(), l.out});
+                       {b.heads.attended, a.out_dim(), l.out});
 }
 
 }  // namespace powerinfer

@@ -6,7 +6,7 @@
 namespace powerinfer {
 
 // The batch's queries and keys, from x [n, n_embd]: q and k of the workspace.
-void latent_queries_and_keys(const Pass& p, const Attention& a, const float* x);
+void latent_queries_and_keys(const Pass& p, const Attention& a, ggml::SharedInput& x);
 
 // Makes of the latents that heads have weighed, [n, attended_dim], what the heads give, [n,
 // out_dim], in the same place.

@@ -56,19 +56,42 @@ class NeuronSource {
     void guess_experts(const FeedForward& part, const int32_t* chosen) const {
         experts_->guess(part.number(0), chosen, int32_t(part.n_used));
     }
-    struct Matrices {
-        const ggml::Matrix *gate, *up, *down;  // no gate: an empty matrix
-        bool read = false;                     // memory lacked them, so the disk brought them
+    // Can its matrices be had without waiting for the disk?
+    bool ready(int32_t block) const { return !has_page(block) || !experts_->absent(block); }
+    // The matrices of a block, of which it keeps those that the disk brought until its end.
+    class Matrices {
+     public:
+        Matrices(Matrices&& o) noexcept
+            : gate(o.gate), up(o.up), down(o.down), read(o.read), store_(o.store_), block_(o.block_),
+              rows_(o.rows_) {
+            o.store_ = nullptr;
+        }
+        ~Matrices() {
+            if (store_) store_->keep(block_, rows_);
+        }
+        ggml::Matrix gate, up, down;  // no gate: an empty matrix
+        bool read = false;            // memory lacked them, so the disk brought them
+     private:
+        friend class NeuronSource;
+        Matrices(const Ffn& w) : gate(w.gate), up(w.up), down(w.down) {}
+        Matrices& operator=(Matrices&& o) = delete;
+        ExpertStore* store_ = nullptr;
+        int32_t block_ = 0;
+        int64_t rows_ = 0;
     };
-    Matrices matrices(ggml::Context& context, int32_t block, const Ffn& w) const {
-        if (!has_page(block)) return {&w.gate, &w.up, &w.down};
-        const bool absent = experts_->absent(block);
+    Matrices matrices(ggml::Context& context, int32_t block, const Ffn& w, int64_t rows) const {
+        Matrices m(w);
+        if (!has_page(block)) return m;
+        m.read = experts_->absent(block);
         const std::vector<ggml::Matrix>& there = experts_->matrices(context, block);
         const bool gated = there.size() == 3;
-        return {gated ? &there[0] : &w.gate, &there[gated], &there[gated + 1], absent};
-    }
-    void keep_expert(int32_t block, int64_t n) const {
-        if (has_page(block)) experts_->keep(block, n);
+        if (gated) m.gate = there[0];
+        m.up = there[gated];
+        m.down = there[gated + 1];
+        m.store_ = experts_;
+        m.block_ = block;
+        m.rows_ = rows;
+        return m;
     }
 
     // Predictors of experts may be on the disk, too. Asks for that of a block, as far as there is

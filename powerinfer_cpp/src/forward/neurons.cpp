@@ -33,9 +33,9 @@ Input prepare(const Pass& p, const Neurons& w, const float* x, int64_t n) {
 // The neurons of a row that the mask allows, or those that are listed.
 void list_candidates(const Pass& p, const NeuronBlock& in, const NeuronMask& mask) {
     if (in.listed) {
-        ggml::select_listed(in.listed, in.n_listed, in.neurons.n, p.work.candidates);
+        ggml::select_listed(in.listed, in.n_listed, in.neurons.n, p.work.neurons.candidates);
     } else {
-        ggml::select(p.context, mask, in.neurons.n, p.work.candidates);
+        ggml::select(p.context, mask, in.neurons.n, p.work.neurons.candidates);
     }
 }
 
@@ -47,7 +47,7 @@ ggml::NeuronCounts& counts_of(const Pass& p, const FeedForward& part) {
 void audit_row(const Pass& p, const NeuronBlock& in, const Neurons& w, const Input& input,
                int64_t t, const NeuronMask& mask, int64_t segment) {
     p.audit.add(in.part.index,
-                ggml::audit_segment(p.context, w, input, t, mask, segment, p.work.neurons));
+                ggml::audit_segment(p.context, w, input, t, mask, segment, p.work.neurons.scratch));
 }
 
 // All neurons are in RAM.
@@ -57,12 +57,14 @@ void compute_all(const Pass& p, const NeuronBlock& in, float* y) {
     ggml::NeuronCounts& counts = counts_of(p, in.part);
     if (in.n == 1) {
         list_candidates(p, in, in.mask);
-        b.neurons.computed = p.record.needs(in.part.index, in.expert, b.candidates);
-        const int64_t n_sums = ggml::partial_ffn(p.context, in.neurons, input, b.candidates,
-                                                 b.neurons, b.sums, &counts, p.flags());
-        ggml::merge(p.context, in.neurons, b.sums, n_sums, y);
+        b.neurons.scratch.computed = p.record.needs(in.part.index, in.expert, b.neurons.candidates);
+        const int64_t n_sums =
+            ggml::partial_ffn(p.context, in.neurons, input, b.neurons.candidates, b.neurons.scratch,
+                              b.neurons.sums, &counts, p.flags());
+        ggml::merge(p.context, in.neurons, b.neurons.sums, n_sums, y);
     } else {
-        ggml::rows_ffn(p.context, in.neurons, input, in.mask, b.neurons, y, &counts, p.flags());
+        ggml::rows_ffn(p.context, in.neurons, input, in.mask, b.neurons.scratch, y, &counts,
+                       p.flags());
     }
     for (int64_t t = 0; in.audited && t < in.n; t++) {
         if (in.audited[t] >= 0) audit_row(p, in, in.neurons, input, t, in.mask, in.audited[t]);
@@ -104,9 +106,9 @@ class OneRow {
           mask_(in.mask),
           w_(store_.rows(in.neurons)),
           input_(prepare(p, w_, in.x + row * in.neurons.cols, 1)),
-          scratch_(p.work.neurons),
-          s_(p.work.stored),
-          candidates_(p.work.candidates) {
+          scratch_(p.work.neurons.scratch),
+          s_(p.work.neurons.stored),
+          candidates_(p.work.neurons.candidates) {
         if (mask_.masked) mask_.masked += row;
         if (mask_.score) mask_.score += row * w_.n;
         list_candidates(p, in, mask_);
@@ -135,7 +137,7 @@ class OneRow {
                 store_.keep(p_.context.threads, lane_, segment_of(w_.n, end).begin);
             }
         }
-        ggml::merge(p_.context, w_, p_.work.sums, ggml::kSegments, y);
+        ggml::merge(p_.context, w_, p_.work.neurons.sums, ggml::kSegments, y);
     }
 
     // After run(). Reads what memory lacks of the segment; without room for that, finds nothing.
@@ -288,7 +290,7 @@ class OneRow {
                 continue;
             }
             ggml::sum_values(p_.context, w_, input_, scratch_, candidates_, s_.values, begin, known,
-                             p_.work.sums);
+                             p_.work.neurons.sums);
             begin = known;
         }
     }
@@ -382,7 +384,7 @@ class ManyRows {
         : p_(p),
           store_(p.source.store()),
           in_(in),
-          s_(p.work.stored),
+          s_(p.work.neurons.stored),
           segments_(
               p.context.threads, store_, in.number(), in.mask.masked ? -1 : in.next,
               [this](int32_t id) { return needed(id); }, s_.parts),
@@ -392,7 +394,7 @@ class ManyRows {
     void run(float* y) {
         for (int64_t s = 0; s < kSegments; s += kTogether) {
             segments_.bring(s, s + kTogether);
-            ggml::rows_ffn_segments(p_.context, w_, input_, in_.mask, p_.work.neurons, s,
+            ggml::rows_ffn_segments(p_.context, w_, input_, in_.mask, p_.work.neurons.scratch, s,
                                     s_.partial, y, &counts_of(p_, in_.part), p_.flags(), s_.fires);
             learn({segment_of(w_.n, s).begin, segment_of(w_.n, s + kTogether - 1).end});
             for (int64_t t = 0; in_.audited && t < in_.n; t++) {
@@ -462,9 +464,9 @@ void request_neurons(const Pass& p, const NeuronBlock& in) {
         const NeuronParts whole{id, true, true};
         if (slot[id] >= 0 || !may_compute(in, id) || store.bytes(whole) > left) continue;
         left -= store.bytes(whole);
-        p.work.stored.parts[n++] = whole;
+        p.work.neurons.stored.parts[n++] = whole;
     }
-    store.request(lane, in.number(), p.work.stored.parts, n);
+    store.request(lane, in.number(), p.work.neurons.stored.parts, n);
 }
 
 void request_scored(const Pass& p, const NeuronBlock& in, ggml::Segment scored) {
@@ -473,7 +475,7 @@ void request_scored(const Pass& p, const NeuronBlock& in, ggml::Segment scored) 
     if (store.unkept_block() == in.number()) return;
     const int32_t* const slot[2] = {store.residency().slots(Half::gate, in.number()),
                                     store.residency().slots(Half::up_down, in.number())};
-    NeuronParts* const parts = p.work.stored.parts;
+    NeuronParts* const parts = p.work.neurons.stored.parts;
     int64_t n = 0, bytes = 0;
     const auto list = [&] {
         n = bytes = 0;
@@ -507,10 +509,10 @@ void request_scored(const Pass& p, const NeuronBlock& in, ggml::Segment scored) 
 void compute_whole(const Pass& p, const FeedForward& part, const Neurons* experts, int64_t n,
                    const float* x, float* y) {
     Workspace& b = p.work;
-    b.neurons.computed = nullptr;
-    b.neurons.values = nullptr;
-    ggml::whole_ffns(p.context, experts, n, prepare(p, experts[0], x, 1), b.neurons, b.sums, y,
-                     &counts_of(p, part));
+    b.neurons.scratch.computed = nullptr;
+    b.neurons.scratch.values = nullptr;
+    ggml::whole_ffns(p.context, experts, n, prepare(p, experts[0], x, 1), b.neurons.scratch,
+                     b.neurons.sums, y, &counts_of(p, part));
 }
 
 void compute_neurons(const Pass& p, const NeuronBlock& in, float* y) {
@@ -525,7 +527,7 @@ void compute_neurons(const Pass& p, const NeuronBlock& in, float* y) {
         if (t > 0) store.keep_unkept(threads);
         OneRow row(p, in, t);
         row.run(y + t * in.neurons.cols);
-        float* const values = p.work.neurons.values;
+        float* const values = p.work.neurons.scratch.values;
         if (values) row.keep_values(values + t * in.neurons.n);
         row.count(p.flags() ? p.flags() + t * in.neurons.n : nullptr);
         if (in.audited && in.audited[t] >= 0) row.audit(in.audited[t]);

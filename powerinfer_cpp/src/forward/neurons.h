@@ -6,6 +6,22 @@
 
 namespace powerinfer {
 
+// A block of weights, which is a whole FFN or one expert, and the rows that it computes.
+struct BlockRows {
+    const FeedForward& part;
+    int64_t expert;         // 0 if the part has only one block
+    const float* x;         // [n, n_embd], normed
+    const float* residual;  // [n, n_embd], before the norm: PowerInfer's predictors read it
+    const int32_t* rows;    // [n], indices of the rows in the batch; null: all rows
+    int64_t n;
+    int64_t scored = 0;      // index of the first row's scores in the workspace
+    bool predicted = false;  // the scores have been computed
+
+    const Ffn& w() const { return part.blocks[size_t(expert)]; }
+    int64_t row(int64_t t) const { return rows ? rows[t] : t; }
+    int32_t number() const { return part.number(expert); }
+};
+
 // A block of neurons, which is a feed-forward part or an expert of one, and its input.
 struct NeuronBlock {
     const FeedForward& part;
@@ -24,6 +40,13 @@ struct NeuronBlock {
 
     int32_t number() const { return part.number(expert); }
 };
+
+// The block as compute_neurons() takes it. neurons: those of the block, perhaps with another
+// threshold or with biases of adapters.
+inline NeuronBlock neurons_of(const BlockRows& in, const ggml::Neurons& neurons,
+                              const ggml::NeuronMask& mask) {
+    return {in.part, in.expert, neurons, in.x, in.n, mask};
+}
 
 // Asks for the neurons of a block that its only row may need, and of which memory lacks the first
 // part, as far as there is room: before compute_neurons() of that block, in the same layer.

@@ -41,7 +41,7 @@ struct Pass {
         }
     }
     // Where operators note which neurons fire, [n, n_ff]; null if nobody wants to know.
-    bool* flags() const { return record.notes_neurons() ? work.flags : nullptr; }
+    bool* flags() const { return record.notes_neurons() ? work.ffn.fired : nullptr; }
     // Throws Error(cancelled) if the caller asks to stop.
     void check_stop() const {
         if (params.should_stop && params.should_stop(params.should_stop_data)) {

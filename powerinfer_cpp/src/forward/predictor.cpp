@@ -41,13 +41,14 @@ void predict(const Pass& p, const BlockRows& in, const ggml::NeuronMask& mask, i
     const NeuronSource::Predictor w = p.source.predictor(p.context, in.number(), in.w());
     if (in.w().signs) {
         const ggml::Sketch sketch{in.part.n_ff, cols, w.signs->data, in.w().sketch_offset};
-        ggml::sketch_scores(p.context, sketch, x, n, b.sketch, score);
+        ggml::sketch_scores(p.context, sketch, x, n, b.predictor.sketch, score);
     } else {
         const ggml::Matrix &fc1 = *w.fc1, &fc2 = *w.fc2;
         const Input input = b.input.prepare(p.context, x, n, cols, fc1.quantised());
-        ggml::matmul(p.context, input, {{fc1, b.hidden}});
-        ggml::activation(p.context, ggml::Activation::relu, b.hidden, n * fc1.rows);
-        const Input hidden = b.input.prepare(p.context, b.hidden, n, fc1.rows, fc2.quantised());
+        ggml::matmul(p.context, input, {{fc1, b.predictor.hidden}});
+        ggml::activation(p.context, ggml::Activation::relu, b.predictor.hidden, n * fc1.rows);
+        const Input hidden =
+            b.input.prepare(p.context, b.predictor.hidden, n, fc1.rows, fc2.quantised());
         if (p.source.waits() && in.n == 1 && !in.part.routed()) {
             scores_by_part(p, in, mask, fc2, hidden, score);
         } else {
@@ -77,8 +78,8 @@ ggml::NeuronMask mask_of(const Pass& p, const BlockRows& in) {
     ggml::NeuronMask mask;
     const int64_t masked = n_masked(p, in);
     if (masked == 0) return mask;
-    bool* const flags = b.masked + in.scored;
-    float* const score = b.score + in.scored * in.part.n_ff;
+    bool* const flags = b.predictor.masked + in.scored;
+    float* const score = b.predictor.score + in.scored * in.part.n_ff;
     mask.masked = flags;
     mask.score = score;
     mask.threshold = score_threshold(in.part, p.params);
@@ -106,11 +107,11 @@ const int32_t* choose_audits(const Pass& p, const BlockRows& in, const ggml::Neu
     for (int64_t t = 0; mask.masked && t < in.n; t++) {
         const int64_t row = in.row(t);
         const bool can = mask.masked[t] && batch.generated[row];
-        int32_t& segment = p.work.audited[t];
+        int32_t& segment = p.work.predictor.audited[t];
         segment = can ? p.audit.segment(in.part.index, batch.position[row], every) : -1;
         any = any || segment >= 0;
     }
-    return any ? p.work.audited : nullptr;
+    return any ? p.work.predictor.audited : nullptr;
 }
 
 }  // namespace powerinfer

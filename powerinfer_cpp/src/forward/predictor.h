@@ -1,8 +1,7 @@
 // Predictors say which neurons of a block may fire, before its weights are read.
 #pragma once
 
-#include "forward/block_rows.h"
-#include "forward/pass.h"
+#include "forward/neurons.h"
 
 namespace powerinfer {
 

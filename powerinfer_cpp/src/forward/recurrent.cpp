@@ -40,7 +40,7 @@ void fold_kept(const Folding& f, const T& part, const float* entered, int64_t st
 void replay(ggml::Context& context, const Model& model, const StateLayout& layout, Workspace& work,
             int64_t at_once, const float* entered, int64_t n, const float* before, float* after) {
     context.profile.part = name(Part::attention);
-    RowsBySequence& rows = work.by_sequence;
+    RowsBySequence& rows = work.state.by_sequence;
     for (int64_t begin = 0; begin < n; begin += at_once) {
         const int64_t here = std::min(at_once, n - begin);
         for (int64_t t = 0; t < here; t++) rows.rows[t] = int32_t(t);
@@ -62,8 +62,8 @@ void replay(ggml::Context& context, const Model& model, const StateLayout& layou
 }
 
 const ggml::StateRows* convolve_first(const Folding& f, const ggml::Convolution& conv) {
-    const RowsBySequence& rows = f.work.by_sequence;
-    float* const x = f.work.entering;
+    const RowsBySequence& rows = f.work.state.by_sequence;
+    float* const x = f.work.state.entering;
     ggml::convolve(f.context, conv, rows.at(f.layer), rows.n, x, conv.channels, x, conv.channels);
     return rows.at(f.layer + conv.state());
 }
@@ -73,38 +73,40 @@ void finish_gated(const Pass& p, ggml::GatedNorm norm, float* gates, const ggml:
     Workspace& w = p.work;
     const int64_t n = w.batch.n, width = norm.n_group * norm.group;
     norm.eps = p.model.config.norm_eps;
-    const ggml::Heads values{w.folded, width, norm.group};
+    const ggml::Heads values{w.state.folded, width, norm.group};
     ggml::gated_norm(p.context, norm, n, values, {gates, width, norm.group}, values);
-    const ggml::Input input = w.input.prepare(p.context, w.folded, n, width, out.quantised());
+    const ggml::Input input = w.input.prepare(p.context, w.state.folded, n, width, out.quantised());
     p.multiply(input, {{out, y}});
 }
 
-void project(const Pass& p, const ShortConvolution& s, const float* x) {
+void project(const Pass& p, const ShortConvolution& s, ggml::SharedInput& x) {
     Workspace& w = p.work;
     const int64_t n = w.batch.n;
     const bool q8 = s.b.quantised() || s.c.quantised() || s.u.quantised();
-    const ggml::Input input = w.input.prepare(p.context, x, n, p.model.config.n_embd, q8);
-    float* const u = w.beside + n * s.channels;
-    p.multiply(input, {{s.b, w.entering, nullptr}, {s.c, w.beside, nullptr}, {s.u, u, nullptr}});
-    ggml::multiply(p.context, w.entering, u, n * s.channels);
+    const ggml::Input& input = x.get(p.context, q8);
+    float* const u = w.state.beside + n * s.channels;
+    p.multiply(
+        input,
+        {{s.b, w.state.entering, nullptr}, {s.c, w.state.beside, nullptr}, {s.u, u, nullptr}});
+    ggml::multiply(p.context, w.state.entering, u, n * s.channels);
 }
 
 Entering entering(const Workspace& work, const ShortConvolution& s) {
-    return {{{work.entering, s.channels}}};
+    return {{{work.state.entering, s.channels}}};
 }
 
 void fold(const Folding& f, const ShortConvolution& s) {
-    const RowsBySequence& rows = f.work.by_sequence;
+    const RowsBySequence& rows = f.work.state.by_sequence;
     ggml::convolve(f.context, {s.channels, s.taps, s.conv}, rows.at(f.layer), rows.n,
-                   f.work.entering, s.channels, f.work.folded, s.channels);
+                   f.work.state.entering, s.channels, f.work.state.folded, s.channels);
 }
 
 void finish(const Pass& p, const ShortConvolution& s, float* y) {
     Workspace& w = p.work;
     const int64_t n = w.batch.n;
-    ggml::multiply(p.context, w.folded, w.beside, n * s.channels);
+    ggml::multiply(p.context, w.state.folded, w.state.beside, n * s.channels);
     const ggml::Input input =
-        w.input.prepare(p.context, w.folded, n, s.channels, s.out.quantised());
+        w.input.prepare(p.context, w.state.folded, n, s.channels, s.out.quantised());
     p.multiply(input, {{s.out, y, nullptr}});
 }
 

@@ -29,9 +29,9 @@ struct Folding {
 };
 
 // What enters the state, and what finish() needs, of the input x [rows, n_embd].
-void project(const Pass& p, const ShortConvolution& s, const float* x);
-void project(const Pass& p, const Mamba2& s, const float* x);
-void project(const Pass& p, const DeltaNet& s, const float* x);
+void project(const Pass& p, const ShortConvolution& s, ggml::SharedInput& x);
+void project(const Pass& p, const Mamba2& s, ggml::SharedInput& x);
+void project(const Pass& p, const DeltaNet& s, ggml::SharedInput& x);
 // Where project() has put what enters.
 Entering entering(const Workspace& work, const ShortConvolution& s);
 Entering entering(const Workspace& work, const Mamba2& s);
@@ -61,20 +61,20 @@ void replay(ggml::Context& context, const Model& model, const StateLayout& layou
             int64_t at_once, const float* entered, int64_t n, const float* before, float* after);
 
 template <typename T>
-void recurrent(const Pass& p, int64_t layer, const T& part, const float* x, float* y) {
+void recurrent(const Pass& p, int64_t layer, const T& part, ggml::SharedInput& x, float* y) {
     const StateLayout& layout = p.states.layout();
     const auto i = size_t(layer);
     // What is beside attention reads its input, and has no place for squares of its own.
     const bool alone = !p.model.layers[i].find<Attention>();
     const int64_t n = p.work.batch.n;
-    if (alone) p.record.squares(p.context, PI_INPUT_ATTENTION, layer, 0, x, n);
+    if (alone) p.record.squares(p.context, PI_INPUT_ATTENTION, layer, 0, x.x(), n);
     project(p, part, x);
-    keep_entering(p.work.by_sequence, layout.entering[i], entering(p.work, part));
+    keep_entering(p.work.state.by_sequence, layout.entering[i], entering(p.work, part));
     fold({p.context, p.model, p.work, n, layout.state[i]}, part);
     finish(p, part, y);
     // finish() leaves there what its last product has read.
     if (!alone) return;
-    p.record.squares(p.context, PI_INPUT_ATTENTION_OUTPUT, layer, 0, p.work.folded, n);
+    p.record.squares(p.context, PI_INPUT_ATTENTION_OUTPUT, layer, 0, p.work.state.folded, n);
 }
 
 }  // namespace powerinfer

@@ -1,5 +1,6 @@
-// Intermediate results of a forward pass over up to n_ubatch rows. Names are as in the formulas of
-// forward.cpp and ffn.cpp.
+// Intermediate results of a forward pass over up to n_ubatch rows, by the part of a layer that
+// makes them. Names are as in the formulas of forward.cpp and ffn.cpp. Sizes are those of the
+// largest layer or part.
 #pragma once
 
 #include "ggml/attention.h"
@@ -14,6 +15,78 @@
 
 namespace powerinfer {
 
+// Of attention. Queries of latents and gates are in the place of others for a while: latent.cpp and
+// attention() say so.
+struct HeadRows {
+    float *q = nullptr, *attended = nullptr;  // [rows, q_dim], [rows, attended]
+    float *k = nullptr, *v = nullptr;         // [rows, k_dim], [rows, v_dim]
+    float* by_head = nullptr;                 // of latents and gates: [rows, by_head]
+    std::vector<float*> cos_sin;              // of each table of RoPE: [rows, n_rot]
+    ggml::AttentionRow* rows = nullptr;       // [rows]
+    ggml::AttentionScratch scratch;
+};
+
+// Of parts with a state: rows by sequence; what enters their states, what else they have computed
+// of their input, and what the operators give.
+struct StateRows {
+    RowsBySequence by_sequence;
+    float *entering = nullptr, *beside = nullptr, *folded = nullptr;
+};
+
+// Of blocks that are matrices, and of adapters: the values of all rows that are computed together,
+// block after block.
+struct FfnRows {
+    float *gate = nullptr, *up = nullptr;  // [values]
+    bool* fired = nullptr;                 // [values]: which neurons fired, if recorded
+    float* share = nullptr;                // [rows]: of FeedForward::share, in mixtures
+    ggml::OwnProduct* products = nullptr;  // [3 * blocks]
+};
+
+// Of a router and its experts.
+struct MixtureRows {
+    float* scores = nullptr;  // [rows, n_expert]
+    ggml::RouteScratch routed;
+    ggml::ExpertRows chosen = {};  // [rows * n_used]
+    bool* computed = nullptr;      // [n_expert]: true for those that no row has chosen, too
+    // The rows of experts, one expert after the other: [max(rows, n_used), width].
+    ggml::InputBuffer gathered_q8;
+    float *gathered = nullptr, *out = nullptr;
+    float* gathered_residual = nullptr;              // [rows, n_embd], or null: unused
+    float *narrow = nullptr, *narrow_sum = nullptr;  // [rows, FeedForward::width]
+    ggml::SharedInput narrow_input;
+};
+
+// Of neuron rows.
+struct NeuronValues {
+    ggml::NeuronScratch scratch;
+    ggml::Candidates candidates;
+    float* sums = nullptr;  // [segments, n_embd], for one row
+    // [rows, n_ff], for norms of neurons' values: 0 for those that do not fire.
+    float* values = nullptr;
+    StoredScratch stored;
+};
+
+// Of predictors. For the rows of a block, or for those of all experts that a single row has chosen.
+struct PredictorRows {
+    ggml::SketchScratch sketch;
+    float* hidden = nullptr;     // [rows, rank]
+    float* score = nullptr;      // [n, n_ff]
+    bool* masked = nullptr;      // [n]
+    int32_t* audited = nullptr;  // [rows]: segments to be audited, or -1
+};
+
+// Of Model::layer_embd: the embeddings of all layers, a row of its table, and the gates of a layer.
+struct LayerEmbeddingRows {
+    float* all = nullptr;   // [rows, n_layer, width]
+    float* row = nullptr;   // [2, n_layer * width]
+    float* gate = nullptr;  // [rows, width]
+};
+
+// Of Model::nextn: what its layer is made of, and the logits of a guess.
+struct GuessRows {
+    float *joined = nullptr, *logits = nullptr;  // [rows, 2 n_embd], [n_vocab]
+};
+
 struct Workspace {
     Workspace() = default;
     // params must be resolved. For a context of `threads` threads. stored: neurons stay on the
@@ -22,54 +95,19 @@ struct Workspace {
               int threads, bool stored);
 
     Batch batch;
-    ggml::InputBuffer input;
-    ggml::AttentionRow* attention_rows = nullptr;  // [rows]
-    ggml::AttentionScratch attention;
     float *x = nullptr, *normed = nullptr;     // [rows, n_embd]: residual stream, its norm
     float *out = nullptr, *ffn_out = nullptr;  // [rows, n_embd]: to be added to x
-    // Sizes of layers and their parts are those of the largest.
-    float *q = nullptr, *attended = nullptr;  // [rows, q_dim], [rows, attended]
-    float *k = nullptr, *v = nullptr;         // [rows, k_dim], [rows, v_dim]
-    float *gate = nullptr, *up = nullptr;     // [max(rows, n_expert_used), n_ff]
-    float* by_head = nullptr;                 // of latents: [rows, by_head]
-    std::vector<float*> cos_sin;              // of each table of RoPE: [rows, n_rot]
-    // Of Model::layer_embd: the embeddings of all layers, a row of its table, and the gates of one
-    // layer.
-    float* layer_embd = nullptr;                             // [rows, n_layer, width]
-    float *layer_embd_row = nullptr, *layer_gate = nullptr;  // [2, n_layer * width], [rows, width]
+    ggml::SharedInput read;                    // what the parts of a layer read
+    ggml::InputBuffer input;                   // of one product after the other
 
-    // For parts with a state: rows by sequence; what enters their states, what else they have
-    // computed of their input, and what the operators give.
-    RowsBySequence by_sequence;
-    float *entering = nullptr, *beside = nullptr, *folded = nullptr;
-    // Of Model::nextn: what its layer is made of, and the logits of a guess.
-    float *joined = nullptr, *guessed = nullptr;  // [rows, 2 n_embd], [n_vocab]
-
-    // For mixtures: scores and weights, the rows of each expert, and the rows of one expert.
-    float* router = nullptr;  // [rows, n_expert]
-    ggml::RouteScratch routed;
-    ggml::ExpertRows expert_rows = {};                        // [rows * n_expert_used]
-    float *gathered = nullptr, *gathered_residual = nullptr;  // [rows, n_embd], or null: unused
-    float* expert_out = nullptr;                              // [max(rows, n_expert_used), n_embd]
-    ggml::RowProduct* products = nullptr;                     // [2 * n_expert_used]
-    float* share = nullptr;                                   // [rows]
-    float *narrow = nullptr, *narrow_sum = nullptr;           // [rows, FeedForward::width]
-
-    // For neuron rows and predictors.
-    ggml::NeuronScratch neurons;
-    ggml::Candidates candidates;
-    float* sums = nullptr;  // [segments, n_embd], for one row
-    // [rows, n_ff], for norms of neurons' values: 0 for those that do not fire.
-    float* values = nullptr;
-    StoredScratch stored;
-    ggml::SketchScratch sketch;
-    float* hidden = nullptr;  // [rows, rank]
-    // For the rows of a block, or for those of all experts that a single row has chosen: [n, n_ff],
-    // [n].
-    float* score = nullptr;
-    int32_t* audited = nullptr;  // [rows]: segments to be audited, or -1
-    bool* masked = nullptr;
-    bool* flags = nullptr;  // [rows, n_ff]: which neurons fired, if recorded
+    HeadRows heads;
+    StateRows state;
+    FfnRows ffn;
+    MixtureRows mixture;
+    NeuronValues neurons;
+    PredictorRows predictor;
+    LayerEmbeddingRows embedding;
+    GuessRows guess;
 };
 
 }  // namespace powerinfer

@@ -18,6 +18,18 @@ int64_t folded(const DeltaNet& s) {
 
 }  // namespace
 
+const FeedForward* part_beside(const Layer& layer, size_t k) {
+    constexpr int64_t kBlock = 32;  // values that are quantised together
+    if (k + 1 >= layer.parts.size()) return nullptr;
+    const LayerPart& next = layer.parts[k + 1];
+    const auto* const experts = std::get_if<FeedForward>(&layer.parts[k].op);
+    const auto* const beside = std::get_if<FeedForward>(&next.op);
+    if (!experts || !beside || !experts->routed() || beside->routed()) return nullptr;
+    if (next.input != LayerPart::Input::as_before) return nullptr;
+    const bool rows = experts->blocks[0].neurons.n || beside->blocks[0].neurons.n;
+    return rows || experts->n_ff % kBlock ? nullptr : beside;
+}
+
 StateSizes state_sizes(const Layer& layer) {
     StateSizes found;
     const auto find = [&](const auto* part) {
@@ -74,7 +86,7 @@ LargestSizes largest_sizes(const std::vector<Layer>& layers) {
                               [&](const DeltaNet& s) {
                                   raise(most.entering, s.entering());
                                   raise(most.beside, s.v_dim() + 2 * s.n_v_head);
-                                  raise(most.folded, s.by_head_dim());
+                                  raise(most.folded, s.by_head_dim() + 2 * s.n_v_head);
                               }},
                        part.op);
         }

@@ -265,6 +265,10 @@ struct Layer {
     }
 };
 
+// A block of matrices that reads the same rows as the experts of part k, and follows them: a shared
+// expert. They can be computed together. Null: there is none.
+const FeedForward* part_beside(const Layer& layer, size_t k);
+
 // What a layer keeps of a sequence, what of a row enters it, and what its output matrix reads of
 // what was folded: floats. A layer has at most one part with a state; 0: none.
 struct StateSizes {

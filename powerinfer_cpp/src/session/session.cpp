@@ -208,8 +208,8 @@ void Session::eval(const pi_batch& b) {
             end = end_of_pass(b, begin, std::min(begin + rows, b.n));
             fill(work.batch, b, begin, end);
             if (sequences_.states()) {
-                work.by_sequence.group(work.batch.seq, work.batch.n);
-                sequences_.assign_states(work.by_sequence);
+                work.state.by_sequence.group(work.batch.seq, work.batch.n);
+                sequences_.assign_states(work.state.by_sequence);
             }
             source.begin(work.batch.n);
             forward({*model, params, context, sequences_.kv(), sequences_.states(), ropes_, work,
@@ -259,14 +259,14 @@ Guess Session::guess(int32_t seq, int32_t token) {
     try {
         powerinfer::guess({*model, params, context, sequences_.kv(), states, ropes_, work_, nothing,
                            audit, counts, nullptr, source, adapters_},
-                          row, work_.guessed);
+                          row, work_.guess.logits);
     } catch (...) {
         sequences_.truncate(seq, n);
         throw;
     }
     sequences_.truncate(seq, n);
     counts.kept++;
-    const float* const logits = work_.guessed;
+    const float* const logits = work_.guess.logits;
     const auto best = int32_t(std::max_element(logits, logits + n_vocab) - logits);
     // The sums of parts do not depend on the threads.
     constexpr int64_t kTogether = 4096;
