@@ -524,6 +524,9 @@ void test_shared_input(Context& context) {
     CHECK(!before.stale());
     alone->prepare(context, others.data(), kRows, kCols, true);
     CHECK(before.stale() && before.part(kCols, 1, kCols).stale());
+    const Weight w(DType::Q8_0, 8, kCols, true);
+    Floats y(kRows * 8);
+    CHECK_THROWS(internal, matmul(context, before, {{w.matrix, y.data()}}));
     shared->set(others.data(), kRows, kCols);
     CHECK(!first.stale());
     shared->get(context, true);

@@ -1,6 +1,6 @@
 // The operators of a forward pass. Each one splits its work over the context's threads and returns
-// when all of it is done. No operator allocates or throws; sizes are checked when a model is
-// loaded.
+// when all of it is done. No operator allocates, and none throws but for stale inputs; sizes are
+// checked when a model is loaded.
 //
 // The bits of a result row depend neither on the number of threads nor on the other rows.
 #pragma once
@@ -37,7 +37,7 @@ struct Input {
     const uint64_t* fillings = nullptr;
     uint64_t filling = 0;
 
-    // Does the buffer hold other rows by now? Products of such an input fail in debug builds.
+    // Does the buffer hold other rows by now? Products of such an input throw Error(internal).
     bool stale() const { return fillings && *fillings != filling; }
     // Its values from the first on as `rows` rows of `cols`. Of an input in 8 bits `first` and
     // `cols` are multiples of 32.

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cassert>
 #include <cmath>
 #include <numeric>
 
+#include "ggml/status.h"
 #include "kernels/kernels.h"
 #include "ops/grain.h"
 
@@ -94,6 +94,10 @@ void some_strips(const cpu::Kernels& kernels, const Matrix& w, const float* scal
     }
 }
 
+void require_fresh(const Input& x) {
+    if (x.stale()) throw Error(Code::internal, "an input's buffer was filled with other rows");
+}
+
 // What a call multiplies: a matrix, and rows of an input.
 struct Factors {
     const Matrix& w;
@@ -110,7 +114,7 @@ void multiply_all(Context& context, int64_t n, const F& of) {
     bool one_row = true;
     for (int64_t i = 0; i < n; i++) {
         const Factors f = of(i);
-        assert(!f.x.stale());
+        require_fresh(f.x);
         total += strips_of(f.w);
         bytes += f.w.bytes();
         of_rows += f.w.bytes() * f.rows.n;
@@ -154,7 +158,7 @@ void matmul_heads(Context& context, const Input& x, const Matrix* w, int64_t n_h
     OpTimer timer(context.profile, "matmul_heads");
     const int64_t strips = strips_of(w[0]), rows = x.rows / n_head, bytes = n_head * w[0].bytes();
     timer.read(uint64_t(bytes));
-    assert(!x.stale());
+    require_fresh(x);
     const int64_t grain = grain_for(context, n_head * strips, bytes * rows, rows == 1);
     context.threads.run(n_head * strips, grain, [&](int64_t begin, int64_t end, int) {
         for (int64_t h = begin / strips; h * strips < end; h++) {
@@ -236,7 +240,7 @@ Input InputBuffer::prepare(Context& context, const float* x, int64_t rows, int64
 }
 
 Input InputBuffer::gather(Context& context, const Input& from, const int32_t* rows, int64_t n) {
-    assert(!from.stale() && from.q8.q != q8_.q);
+    require_fresh(from);
     const OpTimer timer(context.profile, "gather_rows");
     const Input input = filled(nullptr, n, from.cols);
     const int64_t cols = from.cols, blocks = cols / kQ;

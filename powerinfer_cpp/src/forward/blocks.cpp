@@ -15,9 +15,9 @@ struct Values {
 };
 
 template <typename F>
-void for_blocks(const std::vector<Block>& blocks, const F& use) {
+void for_blocks(const std::vector<FfnBlock>& blocks, const F& use) {
     int64_t first = 0;
-    for (const Block& block : blocks) {
+    for (const FfnBlock& block : blocks) {
         const Values values{first, block.part.n_ff, block.x.rows};
         use(block, values);
         first += values.n();
@@ -26,7 +26,7 @@ void for_blocks(const std::vector<Block>& blocks, const F& use) {
 
 // Adds the products with gate and up, and with the weight of what the block gives, to the list.
 // Without gates the products with up are where those with gate would be.
-void list_products(const Pass& p, const Block& block, const Values& values,
+void list_products(const Pass& p, const FfnBlock& block, const Values& values,
                    ggml::OwnProduct*& list) {
     const FfnRows& b = p.work.ffn;
     const Ffn& w = block.of_model();
@@ -38,7 +38,7 @@ void list_products(const Pass& p, const Block& block, const Values& values,
 }
 
 // The same for what adapters add.
-void adapt(const Pass& p, const Block& block, const Values& values) {
+void adapt(const Pass& p, const FfnBlock& block, const Values& values) {
     const FfnRows& b = p.work.ffn;
     const Ffn& w = block.of_model();
     float* const gate = b.gate + values.first;
@@ -49,13 +49,13 @@ void adapt(const Pass& p, const Block& block, const Values& values) {
 
 // Turns products with gate and up into the values that down reads, where those with gate were: all
 // at once of blocks with the same activation.
-void activate(const Pass& p, const std::vector<Block>& blocks) {
+void activate(const Pass& p, const std::vector<FfnBlock>& blocks) {
     const FfnRows& b = p.work.ffn;
     const ggml::Activation act = p.model.config.activation;
     int64_t first = 0, n = 0;
-    for_blocks(blocks, [&](const Block& block, const Values& of) {
+    for_blocks(blocks, [&](const FfnBlock& block, const Values& of) {
         n += of.n();
-        const Block* const next = &block < &blocks.back() ? &block + 1 : nullptr;
+        const FfnBlock* const next = &block < &blocks.back() ? &block + 1 : nullptr;
         const bool same = next && bool(next->w.gate) == bool(block.w.gate) &&
                           (!block.part.xielu || &next->part == &block.part);
         if (same) return;
@@ -71,7 +71,7 @@ void activate(const Pass& p, const std::vector<Block>& blocks) {
     });
 }
 
-void count(const Pass& p, const Block& block, int64_t rows, int64_t n) {
+void count(const Pass& p, const FfnBlock& block, int64_t rows, int64_t n) {
     const auto part = size_t(block.part.index);
     ggml::NeuronCounts& counts = p.counts.neurons[part];
     counts = {counts.rows + rows, counts.proposed + n, counts.computed + n, counts.fired + n};
@@ -80,25 +80,25 @@ void count(const Pass& p, const Block& block, int64_t rows, int64_t n) {
 
 }  // namespace
 
-Block::Block(const Pass& p, const FeedForward& of, int64_t e, int64_t n)
+FfnBlock::FfnBlock(const Pass& p, const FeedForward& of, int64_t e, int64_t n)
     : part(of), expert(e), w(p.source.matrices(p.context, of.number(e), of.blocks[size_t(e)], n)) {}
 
-bool Block::wants_q8() const {
+bool FfnBlock::wants_q8() const {
     return w.up.quantised() || w.gate.quantised() || part.share.quantised();
 }
 
-bool Block::wants_floats(const Pass& p) const {
+bool FfnBlock::wants_floats(const Pass& p) const {
     const auto floats = [](const ggml::Matrix& m) { return m && !m.quantised(); };
     return floats(w.up) || floats(w.gate) || floats(part.share) || p.adapters.in_layers() ||
            p.record.sums_squares();
 }
 
-void compute_blocks(const Pass& p, const std::vector<Block>& blocks) {
+void compute_blocks(const Pass& p, const std::vector<FfnBlock>& blocks) {
     const FfnRows& b = p.work.ffn;
     ggml::OwnProduct* end = b.products;
     int64_t all = 0;
     bool q8 = false;  // does down read 8 bits?
-    for_blocks(blocks, [&](const Block& block, const Values& values) {
+    for_blocks(blocks, [&](const FfnBlock& block, const Values& values) {
         p.record.squares(p.context, PI_INPUT_FFN, block.part.index, block.expert, block.x.x,
                          values.rows);
         list_products(p, block, values, end);
@@ -107,12 +107,12 @@ void compute_blocks(const Pass& p, const std::vector<Block>& blocks) {
     });
     ggml::matmul_each(p.context, b.products, end - b.products);
     if (p.adapters.in_layers()) {
-        for_blocks(blocks, [&](const Block& block, const Values& of) { adapt(p, block, of); });
+        for_blocks(blocks, [&](const FfnBlock& block, const Values& of) { adapt(p, block, of); });
     }
     activate(p, blocks);
     bool* const flags = p.flags();
     if (flags) ggml::nonzero(p.context, b.gate, all, flags);
-    for_blocks(blocks, [&](const Block& block, const Values& of) {
+    for_blocks(blocks, [&](const FfnBlock& block, const Values& of) {
         const FeedForward& part = block.part;
         float* const values = b.gate + of.first;
         if (part.norms_values) {
@@ -126,13 +126,13 @@ void compute_blocks(const Pass& p, const std::vector<Block>& blocks) {
     Input fired{b.gate, 1, all, {}};
     if (q8) fired = p.work.input.prepare(p.context, b.gate, all / ggml::kQ, ggml::kQ, true);
     end = b.products;
-    for_blocks(blocks, [&](const Block& block, const Values& of) {
+    for_blocks(blocks, [&](const FfnBlock& block, const Values& of) {
         const Ffn& w = block.of_model();
         *end++ = {&block.w.down, fired.part(of.first, of.rows, of.n_ff), block.y, w.down_bias,
                   w.down_scale};
     });
     ggml::matmul_each(p.context, b.products, end - b.products);
-    for_blocks(blocks, [&](const Block& block, const Values& of) {
+    for_blocks(blocks, [&](const FfnBlock& block, const Values& of) {
         const FeedForward& part = block.part;
         p.adapters.add(p.context, fired.part(of.first, of.rows, of.n_ff), &block.of_model().down,
                        block.y);

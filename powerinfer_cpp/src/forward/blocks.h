@@ -8,7 +8,7 @@
 namespace powerinfer {
 
 // A block and its rows: y = down . (act(gate . x) * up . x), without a gate down . act(up . x).
-struct Block {
+struct FfnBlock {
     const FeedForward& part;
     int64_t expert;  // 0 if the part has only one block
     NeuronSource::Matrices w;
@@ -17,7 +17,7 @@ struct Block {
     float* y = nullptr;             // [n, cols]
 
     // Waits for the weights, which n rows will use until the end of this.
-    Block(const Pass& p, const FeedForward& part, int64_t expert, int64_t n);
+    FfnBlock(const Pass& p, const FeedForward& part, int64_t expert, int64_t n);
     const Ffn& of_model() const { return part.blocks[size_t(expert)]; }
     // Does it read its input in 8 bits? Does anyone read it as floats, too?
     bool wants_q8() const;
@@ -26,7 +26,7 @@ struct Block {
 
 // Computes blocks, those of a part one after the other. Their values, n_ff for each row, fit
 // FfnRows together. y of a part with FeedForward::share is weighed by it.
-void compute_blocks(const Pass& p, const std::vector<Block>& blocks);
+void compute_blocks(const Pass& p, const std::vector<FfnBlock>& blocks);
 
 // y[t] *= sigmoid(score[t]), [n, cols].
 void weigh(const Pass& p, const float* score, int64_t n, int64_t cols, float* y);

@@ -108,7 +108,7 @@ class Groups {
                 keeps_ ? chosen_rows(p_, 0, part_.n_blocks()) : chosen_rows(p_, first, last + 1);
             if (!one_row_) gather(x);
         }
-        for (Block& block : group_) {
+        for (FfnBlock& block : group_) {
             const ChosenRows rows = rows_of(block.expert);
             const int64_t at = (rows.first - here_.first) * width;
             block.x = one_row_ ? x : gathered_.part(at, rows.n, width);
@@ -118,7 +118,7 @@ class Groups {
     }
     // The rows of all experts of the group, or of all groups, side by side.
     void gather(const Input& x) {
-        const Block& like = group_.front();
+        const FfnBlock& like = group_.front();
         const int32_t* const rows = b_.chosen.rows + here_.first;
         gathered_ = {nullptr, here_.n, x.cols, {}};
         if (like.wants_q8()) gathered_ = b_.gathered_q8.gather(p_.context, x, rows, here_.n);
@@ -127,7 +127,7 @@ class Groups {
         gathered_.x = b_.gathered;
     }
     void add_beside(const Beside& beside) {
-        Block block(p_, *beside.part, 0, beside.x->rows());
+        FfnBlock block(p_, *beside.part, 0, beside.x->rows());
         block.x = beside.x->get(p_.context, block.wants_q8());
         block.y = beside.y;
         group_.push_back(std::move(block));
@@ -141,7 +141,7 @@ class Groups {
     const bool one_row_;
     bool keeps_, with_beside_ = false;
     int64_t room_, first_ = 0;  // rows of a group; the first expert that has not been computed
-    std::vector<Block> group_;
+    std::vector<FfnBlock> group_;
     ChosenRows here_ = {};  // that are gathered
     Input gathered_;
 };

@@ -9,7 +9,7 @@ namespace {
 
 // Computes every neuron of a block of matrices.
 void dense_ffn(const Pass& p, const FeedForward& part, ggml::SharedInput& x, float* y) {
-    std::vector<Block> block;
+    std::vector<FfnBlock> block;
     block.emplace_back(p, part, 0, x.rows());
     block[0].x = x.get(p.context, block[0].wants_q8());
     block[0].y = y;

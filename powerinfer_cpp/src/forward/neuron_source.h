@@ -62,7 +62,12 @@ class NeuronSource {
     class Matrices {
      public:
         Matrices(Matrices&& o) noexcept
-            : gate(o.gate), up(o.up), down(o.down), read(o.read), store_(o.store_), block_(o.block_),
+            : gate(o.gate),
+              up(o.up),
+              down(o.down),
+              read(o.read),
+              store_(o.store_),
+              block_(o.block_),
               rows_(o.rows_) {
             o.store_ = nullptr;
         }
