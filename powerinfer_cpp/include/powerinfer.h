@@ -434,7 +434,8 @@ typedef struct pi_storage_report {
     bool experts;                    /* whole experts are read, not parts of neurons */
     bool blocks;                     /* the same of feed-forward blocks (mmap_anyway) */
 } pi_storage_report;
-/* These wait for sessions that compute: no callback of theirs may call them. */
+/* These do not wait for sessions that compute, and their callbacks may call them. While a session
+ * computes they tell what was so when its call began, or up to a second earlier. */
 pi_status pi_model_storage(const pi_model* model, pi_storage_report* out);
 /* Neurons of a layer of which memory lacks a part, at this moment; 0 if RAM or a device has all. */
 int64_t pi_model_layer_stored_neurons(const pi_model* model, int32_t layer);

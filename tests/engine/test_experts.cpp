@@ -507,7 +507,7 @@ void test_silence() {
                                  asked = read.pieces[0];
                                  return Fault::never;
                              });
-    model->experts->patience = 0.05;
+    model->experts->set_patience(0.05);
     on = true;
     for (int i = 0; i < 2; i++) {
         std::string said;

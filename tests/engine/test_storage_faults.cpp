@@ -67,7 +67,7 @@ void test_silence() {
                                      asked = read.pieces[0];
                                      return Fault::never;
                                  }));
-    model->store->patience = 0.05;
+    model->store->set_patience(0.05);
     on = true;
     for (int i = 0; i < 2; i++) {
         std::string said;

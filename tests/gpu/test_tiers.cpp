@@ -303,7 +303,7 @@ void test_faults(bool streams) {
     }
     // A read that never comes back.
     Session session(model, t.session);
-    model->store->patience = 0.05;
+    model->store->set_patience(0.05);
     fails(session, Fault::never, 1, Code::io);
     CHECK(n_failed == (full_circle() ? 7 : 4));
 }

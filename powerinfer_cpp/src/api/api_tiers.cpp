@@ -1,7 +1,6 @@
 // C API (powerinfer.h): where an open model's neurons are.
 #include <algorithm>
 #include <cstdio>
-#include <mutex>
 
 #include "api/api.h"
 #include "device/device_model.h"
@@ -35,6 +34,10 @@ pi_status pi_model_storage(const pi_model* m, pi_storage_report* out) {
         require(m && out, "model and out must not be NULL");
         pi_storage_report r{};
         r.path = "";
+        const auto enter = [&](const powerinfer::StoreStatus& s) {
+            r.first_slots = s.first_slots, r.rest_slots = s.rest_slots;
+            r.first_used = s.first_used, r.rest_used = s.rest_used;
+        };
         if (powerinfer::NeuronStore* const store = m->model->store.get()) {
             const ggml::Reader& reader = store->reader();
             const powerinfer::StoreShape& shape = store->shape();
@@ -44,11 +47,7 @@ pi_status pi_model_storage(const pi_model* m, pi_storage_report* out) {
             std::snprintf(r.note, sizeof r.note, "%s", reader.note().c_str());
             r.path = reader.path().c_str();
             r.arena_bytes = shape.arena_bytes();
-            const std::lock_guard<std::mutex> alone(store->mutex);
-            r.first_slots = store->residency().shape().gate_slots;
-            r.rest_slots = store->residency().shape().up_down_slots;
-            r.first_used = store->residency().used(powerinfer::Half::gate);
-            r.rest_used = store->residency().used(powerinfer::Half::up_down);
+            store->status.read(enter);
         } else if (powerinfer::ExpertStore* const experts = m->model->experts.get()) {
             const ggml::Reader& reader = experts->reader();
             r.stored = true;
@@ -57,9 +56,7 @@ pi_status pi_model_storage(const pi_model* m, pi_storage_report* out) {
             std::snprintf(r.note, sizeof r.note, "%s", reader.note().c_str());
             r.path = reader.path().c_str();
             r.arena_bytes = experts->shape().bytes();
-            const std::lock_guard<std::mutex> alone(experts->mutex);
-            r.first_slots = experts->shape().slots();
-            r.first_used = experts->used();
+            experts->status.read(enter);
             r.blocks = experts->shape().in_order;
             r.experts = !r.blocks;
         }
@@ -75,17 +72,18 @@ int64_t pi_model_layer_stored_neurons(const pi_model* m, int32_t layer) {
         const powerinfer::FeedForward* const part = m->model->ffn_of(layer);
         if (!part) return n;
         if (powerinfer::ExpertStore* const experts = m->model->experts.get()) {
-            const std::lock_guard<std::mutex> alone(experts->mutex);
-            for (int64_t i = 0; i < part->n_blocks(); i++) {
-                n += experts->absent(part->number(i)) ? part->n_ff : 0;
-            }
+            experts->status.read([&](const powerinfer::StoreStatus& s) {
+                for (int64_t i = 0; i < part->n_blocks(); i++) {
+                    n += s.has(part->number(i)) ? 0 : part->n_ff;
+                }
+            });
         }
         if (!store) return n;
-        const std::lock_guard<std::mutex> alone(store->mutex);
-        for (int64_t i = 0; i < part->n_blocks(); i++) {
-            const int32_t b = part->number(i);
-            n += store->blocks().size(b) - store->resident(b);
-        }
+        store->status.read([&](const powerinfer::StoreStatus& s) {
+            const powerinfer::ResidencyShape& blocks = store->blocks();
+            const int64_t end = blocks.first(part->number(part->n_blocks() - 1) + 1);
+            for (int64_t i = blocks.first(part->number(0)); i < end; i++) n += !s.has(i);
+        });
         return n;
     });
 }
@@ -109,22 +107,25 @@ pi_status pi_model_tiers(const pi_model* m, int32_t layer, uint8_t* out, size_t 
             }
         }
         if (powerinfer::ExpertStore* const experts = model.experts.get()) {
-            const std::lock_guard<std::mutex> alone(experts->mutex);
-            for (int64_t block = 0; block < part.n_blocks(); block++) {
-                if (!experts->absent(part.number(block))) continue;
-                std::fill_n(out + block * n_ff, n_ff, storage);
-            }
+            experts->status.read([&](const powerinfer::StoreStatus& s) {
+                for (int64_t block = 0; block < part.n_blocks(); block++) {
+                    if (s.has(part.number(block))) continue;
+                    std::fill_n(out + block * n_ff, n_ff, storage);
+                }
+            });
         }
         powerinfer::NeuronStore* const store = model.store.get();
         if (!store) return;
-        const std::lock_guard<std::mutex> alone(store->mutex);
-        for (int64_t expert = 0; expert < part.n_blocks(); expert++) {
-            const int32_t b = part.number(expert);
-            uint8_t* const block = out + expert * n_ff;
-            for (int32_t i = 0; i < store->blocks().size(b); i++) {
-                if (!store->is_resident(b, i)) block[store->row_of(b, i)] = storage;
+        store->status.read([&](const powerinfer::StoreStatus& s) {
+            for (int64_t expert = 0; expert < part.n_blocks(); expert++) {
+                const int32_t b = part.number(expert);
+                const int64_t first = store->blocks().first(b);
+                uint8_t* const block = out + expert * n_ff;
+                for (int32_t i = 0; i < store->blocks().size(b); i++) {
+                    if (!s.has(first + i)) block[store->row_of(b, i)] = storage;
+                }
             }
-        }
+        });
     });
 }
 

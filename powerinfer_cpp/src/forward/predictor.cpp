@@ -38,12 +38,12 @@ void predict(const Pass& p, const BlockRows& in, const ggml::NeuronMask& mask, i
     p.context.profile.part = name(Part::predictor);
     const int64_t cols = c.predict_from_normed ? in.part.columns(c.n_embd) : c.n_embd;
     const float* const x = (c.predict_from_normed ? in.x : in.residual) + first * cols;
-    const NeuronSource::Predictor w = p.source.predictor(p.context, in.number(), in.w());
+    const NeuronSource::Predictor w = p.source.predictor(p.context, in.number(), in.w(), n);
     if (in.w().signs) {
-        const ggml::Sketch sketch{in.part.n_ff, cols, w.signs->data, in.w().sketch_offset};
+        const ggml::Sketch sketch{in.part.n_ff, cols, w.signs.data, in.w().sketch_offset};
         ggml::sketch_scores(p.context, sketch, x, n, b.predictor.sketch, score);
     } else {
-        const ggml::Matrix &fc1 = *w.fc1, &fc2 = *w.fc2;
+        const ggml::Matrix &fc1 = w.fc1, &fc2 = w.fc2;
         const Input input = b.input.prepare(p.context, x, n, cols, fc1.quantised());
         ggml::matmul(p.context, input, {{fc1, b.predictor.hidden}});
         ggml::activation(p.context, ggml::Activation::relu, b.predictor.hidden, n * fc1.rows);
@@ -55,7 +55,6 @@ void predict(const Pass& p, const BlockRows& in, const ggml::NeuronMask& mask, i
             ggml::matmul(p.context, hidden, {{fc2, score}});
         }
     }
-    p.source.keep_predictor(in.number(), n);
     p.context.profile.part = name(Part::ffn);
 }
 

@@ -84,7 +84,7 @@ ExpertPages::ExpertPages(const PageShape& shape, std::vector<StoredPage> blocks,
         for (int64_t k = 0; k < of.slots + shape.in_use; k++) {
             const auto frame = int32_t(frames_.size());
             const bool cached = k < of.slots;
-            frames_.push_back({-1, cached ? int32_t(k) : -1});
+            frames_.push_back({-1, cached ? int32_t(k) : -1, 0});
             if (cached) c.at_slot[size_t(k)] = frame;
             if (!cached) c.free.push_back(frame);
         }
@@ -148,13 +148,21 @@ bool ExpertPages::land(int32_t block, bool guess) {
 
 void ExpertPages::drop_guesses() {
     for (Landing& l : landings_) {
-        if (l.block < 0 || !l.guess || l.dropped) continue;
-        landing_[size_t(l.block)] = -1;
-        l.dropped = true;
-        int32_t n_done = 0;
-        for (int32_t k = 0; k < l.n; k++) n_done += l.matrix[k].n_done;
-        if (n_done == l.n_sent) l = {};
+        if (l.block >= 0 && l.guess && !l.dropped) drop(l);
     }
+}
+
+void ExpertPages::drop(Landing& l) {
+    landing_[size_t(l.block)] = -1;
+    l.dropped = true;
+    free_dropped(l);
+}
+
+// A landing is free again when nothing is on its way there.
+void ExpertPages::free_dropped(Landing& l) {
+    int32_t n_done = 0;
+    for (int32_t k = 0; k < l.n; k++) n_done += l.matrix[k].n_done;
+    if (l.dropped && n_done == l.n_sent) l = {};
 }
 
 int32_t ExpertPages::n_reads(const Landing& l) const {
@@ -163,44 +171,48 @@ int32_t ExpertPages::n_reads(const Landing& l) const {
     return n;
 }
 
-bool ExpertPages::next(ggml::Read& read, int32_t& file, bool guesses) const {
+// The matrix whose reads are sent next, and the number of the first of them.
+int32_t ExpertPages::unsent(const Landing& l, int32_t& number) const {
+    int32_t k = 0;
+    number = l.n_sent;
+    while (number >= l.matrix[k].n) number -= l.matrix[k++].n;
+    return k;
+}
+
+bool ExpertPages::next(ggml::Read& read, int32_t& file, bool guesses,
+                       const std::vector<bool>& full) const {
     const Landing* first = nullptr;
+    int32_t number = 0;
     for (const Landing& l : landings_) {
         if (l.block < 0 || l.dropped || l.guess != guesses || l.n_sent == n_reads(l)) continue;
-        if (!first || l.turn < first->turn) first = &l;
+        if (first && first->turn < l.turn) continue;
+        const StoredMatrix& m = blocks_[size_t(l.block)][size_t(unsent(l, number))];
+        if (full.empty() || !full[size_t(m.file)]) first = &l;
     }
     if (!first) return false;
-    const auto i = size_t(first - landings_.data());
-    auto number = uint64_t(first->n_sent);
-    uint64_t begin = 0;
-    for (size_t k = 0;; k++) {
-        const StoredMatrix& m = blocks_[size_t(first->block)][k];
-        const auto n = uint64_t(first->matrix[k].n);
-        if (number < n) {
-            const uint64_t from = number * shape_.read, left = read_bytes(m) - from;
-            file = m.file;
-            read.offset = m.offset - lead(m) + from;
-            read.n_pieces = 1;
-            read.pieces[0] = {landing_at(i) + begin + from, uint32_t(std::min(shape_.read, left))};
-            read.tag = i * kMatrices + k;
-            return true;
-        }
-        number -= n;
-        begin += m.window();
-    }
+    const auto i = size_t(first - landings_.data()), k = size_t(unsent(*first, number));
+    const StoredPage& page = blocks_[size_t(first->block)];
+    const uint64_t from = uint64_t(number) * shape_.read, left = read_bytes(page[k]) - from;
+    uint8_t* to = landing_at(i) + from;
+    for (size_t before = 0; before < k; before++) to += page[before].window();
+    file = page[k].file;
+    read.offset = page[k].offset - lead(page[k]) + from;
+    read.n_pieces = 1;
+    read.pieces[0] = {to, uint32_t(std::min(shape_.read, left))};
+    read.tag = i * kMatrices + k;
+    return true;
 }
 
 void ExpertPages::sent(const ggml::Read& read) {
     landings_[read.tag / kMatrices].n_sent++;
 }
 
-int32_t ExpertPages::done(uint64_t tag) {
+int32_t ExpertPages::done(uint64_t tag, bool failed) {
     Landing& l = landings_[tag / kMatrices];
-    const int32_t block = l.block;
+    const int32_t block = l.guess || l.dropped ? -1 : l.block;
     l.matrix[tag % kMatrices].n_done++;
-    int32_t n_done = 0;
-    for (int32_t k = 0; k < l.n; k++) n_done += l.matrix[k].n_done;
-    if (l.dropped && n_done == l.n_sent) l = {};
+    if (failed && l.guess && !l.dropped) return drop(l), block;
+    free_dropped(l);
     return block;
 }
 
@@ -306,6 +318,7 @@ const std::vector<ggml::Matrix>& ExpertPages::matrices(ggml::Context& context, i
         pack(context, l);
     }
     uint8_t* data = at(block, frame_[size_t(block)]);
+    frames_[size_t(frame_[size_t(block)])].uses++;
     matrices_.clear();
     for (const StoredMatrix& m : blocks_[size_t(block)]) {
         matrices_.push_back(m.matrix);
@@ -322,19 +335,25 @@ void ExpertPages::release(int32_t block, int32_t frame) {
     classes_[size_t(class_of(block))].free.push_back(frame);
 }
 
-void ExpertPages::keep(int32_t block, int64_t rows) {
+void ExpertPages::keep(int32_t block, int64_t rows) noexcept {
     const int32_t part = part_of(block), frame = frame_[size_t(block)];
+    if (frame < 0 || frames_[size_t(frame)].uses == 0) return;
+    const bool last = --frames_[size_t(frame)].uses == 0;
     const auto expert = int32_t(block - shape_.before[size_t(part)]);
     Class& c = classes_[size_t(class_of(block))];
     if (rows) c.residency.count(Half::gate, part, &expert, 1, float(rows));
-    if (frames_[size_t(frame)].slot >= 0) return;
+    if (frames_[size_t(frame)].slot >= 0 || !last) return;
     const int32_t slot = c.residency.admit(Half::gate, part, expert);
     if (slot < 0) return release(block, frame);
     int32_t& place = c.at_slot[size_t(slot)];
-    const int32_t victim = frames_[size_t(place)].block;
-    frames_[size_t(place)] = {};
-    if (victim >= 0) frame_[size_t(victim)] = -1;
-    c.free.push_back(place);
+    Frame& victim = frames_[size_t(place)];
+    if (victim.uses > 0) {
+        victim.slot = -1;  // its own keep() frees the frame
+    } else {
+        if (victim.block >= 0) frame_[size_t(victim.block)] = -1;
+        victim = {};
+        c.free.push_back(place);
+    }
     place = frame;
     frames_[size_t(frame)].slot = slot;
 }
@@ -357,6 +376,7 @@ void ExpertPages::forget() {
         l = {};
     }
     for (size_t i = 0; i < frames_.size(); i++) {
+        frames_[i].uses = 0;
         const Frame frame = frames_[i];
         if (frame.block >= 0 && frame.slot < 0) release(frame.block, int32_t(i));
     }

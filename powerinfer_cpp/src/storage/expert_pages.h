@@ -8,6 +8,10 @@
 // nothing is copied. Pages of different sizes (in K_M files half of the layers have larger down
 // matrices) have frames and slots of their own.
 //
+// Any number of pages that are in the cache may be in use at once. Each page in use that is not in
+// the cache takes one of PageShape::in_use frames. Pages that are packed ahead leave one of these
+// free, so one such page is always possible, and a second one may find all frames taken.
+//
 // It does no I/O: a store (store.h, expert_store.h) sends the reads that it asks for.
 #pragma once
 
@@ -43,8 +47,6 @@ using StoredPage = std::vector<StoredMatrix>;
 // `most` classes.
 void set_classes(PageShape& shape, const std::vector<StoredPage>& pages, int most);
 
-constexpr unsigned kNobody = ~0u;  // no process (ggml::process_generation)
-
 class ExpertPages {
  public:
     // blocks: [shape.n_blocks()]. align: of reads. what: a page is called so in errors.
@@ -70,21 +72,30 @@ class ExpertPages {
     }
     // The next read to be sent, with a tag below 2^48, of which file, and that it was sent; false:
     // there is none. guesses: of pages that were only guessed, instead of the others.
-    bool next(ggml::Read& read, int32_t& file, bool guesses = false) const;
+    // full: files that take no more reads now.
+    bool next(ggml::Read& read, int32_t& file, bool guesses = false,
+              const std::vector<bool>& full = {}) const;
     void sent(const ggml::Read& read);
     int32_t block_of(uint64_t tag) const { return landings_[tag / kMatrices].block; }
-    // The read with this tag is done. Returns the block.
-    int32_t done(uint64_t tag);
-    // Has all of a page arrived?
+    // The read with this tag is done. Returns the block; -1 if it was only guessed, or given up.
+    // failed: such a guess is given up.
+    int32_t done(uint64_t tag, bool failed);
+    // Has all of a page arrived? And one of its matrices, of a page that is on its way?
     bool complete(int32_t block) const;
+    bool arrived(int32_t block, size_t matrix) const {
+        const auto& m = landings_[size_t(landing_[size_t(block)])].matrix[matrix];
+        return m.n_done == m.n;
+    }
     // Packs the matrices of a page that have arrived, if there is a frame; one is left for
     // matrices(). false: there was nothing to do.
     bool pack(ggml::Context& context);
-    // The matrices of a complete page, in their order, as long as keep() has not been called.
-    // Throws Error(format) if the bytes are not those that were read before.
+    // The matrices of a complete page, in their order. Their data stays until as many calls of
+    // keep(); the vector until the next call. Throws Error(format) if the bytes are not those that
+    // were read before.
     const std::vector<ggml::Matrix>& matrices(ggml::Context& context, int32_t block);
-    // After its use by some rows: the page stays if it is worth a slot.
-    void keep(int32_t block, int64_t rows);
+    // After its use by some rows: the page stays if it is worth a slot. Does nothing for a page
+    // that is not in use, as after forget().
+    void keep(int32_t block, int64_t rows) noexcept;
     // After an error: sends no more; and, when no reads are in flight, forgets what has no slot.
     void stop();
     void forget();
@@ -122,6 +133,7 @@ class ExpertPages {
     struct Frame {
         int32_t block = -1;
         int32_t slot = -1;  // in its class; -1: not in the cache
+        int32_t uses = 0;   // that keep() has not ended
     };
     // Frames, slots and residency of pages of a size.
     struct Class {
@@ -143,6 +155,9 @@ class ExpertPages {
     // Where the bytes of a matrix begin in their window.
     uint64_t lead(const StoredMatrix& m) const { return m.offset % align_; }
     bool land(int32_t block, bool guess);
+    void drop(Landing& landing);
+    void free_dropped(Landing& landing);
+    int32_t unsent(const Landing& landing, int32_t& number) const;
     int32_t n_reads(const Landing& landing) const;
     uint64_t reads_of(const StoredMatrix& m) const;
     uint64_t read_bytes(const StoredMatrix& m) const;

@@ -27,59 +27,30 @@ uint32_t align_of(const std::vector<std::unique_ptr<ggml::Reader>>& readers) {
 
 }  // namespace
 
-// What reads of a disk that does not answer may still write to.
-struct ExpertStore::Landing : ggml::Abandoned {
-    std::unique_ptr<ExpertPages> pages;
-    std::vector<std::unique_ptr<ggml::Reader>> readers;
-};
-
 ExpertStore::ExpertStore(std::vector<const ggml::File*> files,
                          std::vector<std::unique_ptr<ggml::Reader>> readers, const PageShape& shape,
                          std::vector<StoredPage> experts)
     : counts(size_t(shape.n_parts())),
       files_(std::move(files)),
-      pages_(std::make_unique<ExpertPages>(shape, std::move(experts), align_of(readers),
+      pages_(std::make_shared<ExpertPages>(shape, std::move(experts), align_of(readers),
                                            shape.in_order ? "block" : "expert")),
-      readers_(std::move(readers)),
-      landing_(std::make_unique<Landing>()) {}
-
-ExpertStore::~ExpertStore() {
-    bool done = true;
-    for (const auto& reader : readers_) done = ggml::drain(*reader, patience) && done;
-    if (done) return;
-    landing_->pages = std::move(pages_);
-    landing_->readers = std::move(readers_);
-    ggml::abandon(std::move(landing_));
-}
-
-int ExpertStore::in_flight() const {
-    int n = 0;
-    for (const auto& reader : readers_) n += reader->owed();
-    return n;
-}
-
-// The one that take() waits for.
-const ggml::Reader& ExpertStore::silent() const {
-    for (const auto& reader : readers_) {
-        if (reader->owed() > 0) return *reader;
-    }
-    return *readers_[0];
-}
-
-void ExpertStore::fail(Code code, const ggml::Reader& reader, const std::string& what) {
-    if (!failure_.empty()) return;
-    failure_code_ = code;
-    failure_ = reader.path() + ": " + what;
-}
+      reads_(*this, std::move(readers), {pages_}),
+      full_(size_t(reads_.n_files())),
+      resident_(size_t(StoreStatus::bytes(shape.n_blocks()))) {}
 
 void ExpertStore::send() {
     ggml::Read read;
     int32_t file = 0;
+    full_.assign(full_.size(), false);
     for (const bool guesses : {false, true}) {
-        while (failure_.empty() && pages_->next(read, file, guesses)) {
+        while (!reads_.failed() && pages_->next(read, file, guesses, full_)) {
             // What turns out to be wrong shall not keep the disk from what is needed then.
-            if (guesses && in_flight() >= kGuessedReads) return;
-            if (readers_[size_t(file)]->submit(&read, 1) == 0) return;
+            if (guesses && reads_.owed() >= kGuessedReads) return;
+            // A disk that is slower does not keep the others waiting.
+            if (reads_.submit(file, &read, 1) == 0) {
+                full_[size_t(file)] = true;
+                continue;
+            }
             const int32_t expert = pages_->block_of(read.tag);
             StoreCounts& done = counts_of(expert);
             const bool begun = pages_->guessed(expert);
@@ -91,26 +62,33 @@ void ExpertStore::send() {
     }
 }
 
-// Takes finished reads, and waits for some of the first file that has any; false: there were none.
-bool ExpertStore::take(double wait_s) {
-    constexpr int kAtOnce = 64;
-    ggml::ReadDone done[kAtOnce];
-    bool any = false;
-    for (const auto& reader : readers_) {
-        if (reader->owed() == 0) continue;
-        const int n = reader->done(done, kAtOnce, any ? 0 : wait_s);
-        for (int i = 0; i < n; i++) {
-            const int32_t expert = pages_->done(done[i].tag);
-            if (!done[i].error) continue;
-            fail(Code::io, *reader,
-                 done[i].error == ggml::kShortRead
-                     ? "the file ends before the weights that it had when it was opened"
-                     : format("reading %s %d failed: %s", shape().in_order ? "block" : "expert",
-                              expert, std::strerror(done[i].error)));
-        }
-        any = any || n > 0;
+void ExpertStore::read_done(int32_t file, const ggml::ReadDone& done) {
+    const int32_t expert = pages_->done(done.tag, done.error != 0);
+    if (!done.error || expert < 0) return;
+    reads_.fail(Code::io, file,
+                done.error == ggml::kShortRead
+                    ? "the file ends before the weights that it had when it was opened"
+                    : format("reading %s %d failed: %s", shape().in_order ? "block" : "expert",
+                             expert, std::strerror(done.error)));
+}
+
+// The file that brings what an expert lacks; -1: nothing of that has been sent yet.
+int32_t ExpertStore::awaited(int32_t expert) const {
+    const StoredPage& page = pages_->page(expert);
+    for (size_t k = 0; k < page.size(); k++) {
+        const int32_t file = page[k].file;
+        if (!pages_->arrived(expert, k) && reads_.reader(file).owed() > 0) return file;
     }
-    return any;
+    return -1;
+}
+
+void ExpertStore::look(StoreStatus& status) {
+    status.first_slots = shape().slots(), status.first_used = used();
+    status.resident = resident_.data();
+    std::fill(resident_.begin(), resident_.end(), uint8_t(0));
+    for (int32_t i = 0; i < int32_t(shape().n_blocks()); i++) {
+        resident_[size_t(i / 8)] |= uint8_t(!absent(i) << i % 8);
+    }
 }
 
 bool ExpertStore::request(int32_t expert) {
@@ -165,40 +143,32 @@ void ExpertStore::read_ahead(int32_t first) {
 const std::vector<ggml::Matrix>& ExpertStore::load(ggml::Context& context, int32_t expert) {
     if (!request(expert)) throw Error(Code::internal, "all landings for experts are in use");
     try {
-        take(0);
-        send();
-        while (!pages_->complete(expert) && failure_.empty()) {
-            // What has arrived is packed while the rest is on its way.
-            if (pages_->pack(context)) {
-                take(0);
-            } else {
-                const double begin = now_s();
-                if (!take(patience)) {
-                    fail(Code::io, silent(),
-                         format("the disk has not answered for %.0f s", patience));
-                }
-                counts_of(expert).waited_s += now_s() - begin;
-            }
-            send();
-        }
-        if (failure_.empty()) return pages_->matrices(context, expert);
+        // What has arrived is packed while the rest is on its way.
+        counts_of(expert).waited_s += reads_.wait_until([&] { return pages_->complete(expert); },
+                                                        [&] { return pages_->pack(context); },
+                                                        [&] { return awaited(expert); });
+        reads_.require();
+        return pages_->matrices(context, expert);
     } catch (const Error& e) {
-        fail(e.code(), *readers_[size_t(pages_->page(expert)[0].file)], e.what());
+        reads_.fail(e.code(), pages_->page(expert)[0].file, e.what());
+        reads_.require();
+        throw;
     }
-    throw Error(failure_code_, failure_);
 }
 
-void ExpertStore::keep(int32_t expert, int64_t rows) {
+void ExpertStore::keep(int32_t expert, int64_t rows) noexcept {
     // Of blocks that are used in order none is worth more than another, at any time.
     pages_->keep(expert, shape().in_order ? 0 : rows);
-    take(0);
-    send();
+    try {
+        reads_.poll();
+    } catch (...) {
+        reads_.fail();
+    }
 }
 
 void ExpertStore::begin(int64_t n_tokens) {
-    // What was on its way at a fork is the parent's, and is read again here.
-    if (!failure_.empty() || reads_of_ != ggml::process_generation()) reset();
-    if (!failure_.empty()) throw Error(failure_code_, failure_);
+    if (reads_.unsettled()) reset();
+    reads_.require();
     for (const ggml::File* file : files_) file->require_unchanged();
     pages_->drop_guesses();
     pages_->begin(int32_t(n_tokens));
@@ -207,19 +177,8 @@ void ExpertStore::begin(int64_t n_tokens) {
 }
 
 void ExpertStore::reset() {
-    reads_of_ = kNobody;  // until all of this is done
-    failure_.clear();
     pages_->stop();
-    while (in_flight() > 0) {
-        if (take(patience)) continue;
-        // The disk may still write to frames: the next call fails, too, or finds the reads done.
-        failure_.clear();
-        fail(Code::io, silent(), "the disk does not answer");
-        return;
-    }
-    failure_.clear();
-    pages_->forget();
-    reads_of_ = ggml::process_generation();
+    if (reads_.settle()) pages_->forget();
 }
 
 }  // namespace powerinfer

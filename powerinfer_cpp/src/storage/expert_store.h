@@ -7,26 +7,25 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <string>
 #include <vector>
 
 #include "ggml/context.h"
 #include "ggml/file_io.h"
 #include "ggml/reader.h"
 #include "storage/expert_pages.h"
+#include "storage/page_reads.h"
 #include "storage/store_counts.h"
+#include "storage/store_status.h"
 
 namespace powerinfer {
 
-class ExpertStore {
+class ExpertStore final : PageReads::Policy {
  public:
     // files, readers: what `experts` refer to; files stay open as long as this. experts:
     // [shape.n_blocks()].
     ExpertStore(std::vector<const ggml::File*> files,
                 std::vector<std::unique_ptr<ggml::Reader>> readers, const PageShape& shape,
                 std::vector<StoredPage> experts);
-    ~ExpertStore();
 
     // Announces n tokens, and asks for the first blocks that are used in order. Throws Error(io) if
     // reads of an earlier call are still in flight, or if a file has changed.
@@ -34,16 +33,19 @@ class ExpertStore {
     // Asks for an expert that is not in memory. false: no frame is free until keep().
     bool request(int32_t expert);
     // Asks for the experts that a layer may choose, if reading early pays: `chosen` [used], the
-    // best first, from the layer's first one on. Ends what was asked for in this way before.
+    // best first, from the layer's first one on. Ends what was asked for in this way before. A
+    // guess whose read fails is given up: if the expert is needed it is read again.
     void guess(int32_t first, const int32_t* chosen, int32_t used);
     bool guesses() const { return guesses_; }  // false: never
     void set_guesses(bool on) { guesses_ = on; }
-    // Waits for an expert, and gives its matrices in their order. They stay until keep(). Asks for
-    // the next blocks that are used in order, as many as there is room for. Throws
-    // Error(io | format) if a read failed or brought other bytes than before.
+    // Waits for an expert, and gives its matrices in their order: their data stays until keep(),
+    // the vector until the next call. How many can be in use at once: expert_pages.h. Asks for the
+    // next blocks that are used in order, as many as there is room for. Throws Error(io | format)
+    // if a read failed or brought other bytes than before.
     const std::vector<ggml::Matrix>& matrices(ggml::Context& context, int32_t expert);
-    // Ends its use by so many rows; 0: it was not used.
-    void keep(int32_t expert, int64_t rows);
+    // Ends its use by so many rows; 0: it was not used. What fails here ends the call at its next
+    // use of the store.
+    void keep(int32_t expert, int64_t rows) noexcept;
     // For errors: waits for reads in flight and forgets what was asked for.
     void reset();
 
@@ -79,29 +81,27 @@ class ExpertStore {
     // For such a list.
     std::vector<RankedPart> ranked() const { return pages_->ranked(); }
     const PageShape& shape() const { return pages_->shape(); }
-    const ggml::Reader& reader() const { return *readers_[0]; }
+    const ggml::Reader& reader() const { return reads_.reader(); }
     int64_t tokens() const { return tokens_; }
-    // A disk that does not answer for so many seconds has failed.
-    double patience = 10;
+    void set_patience(double seconds) { reads_.patience = seconds; }
     std::vector<StoreCounts> counts;  // of each feed-forward part
-    std::mutex mutex;                 // held by a session while it computes
+    // Locked by a session while it computes. A bit for each expert; set, too, if it has no page.
+    StatusBoard status{[this](StoreStatus& s) { look(s); }};
 
  private:
-    struct Landing;
-
     const std::vector<ggml::Matrix>& load(ggml::Context& context, int32_t expert);
     StoreCounts& counts_of(int32_t expert) { return counts[size_t(shape().part_of(expert))]; }
     void read_ahead(int32_t first);
-    void send();
-    bool take(double wait_s);
-    void fail(ggml::Code code, const ggml::Reader& reader, const std::string& what);
-    const ggml::Reader& silent() const;
-    int in_flight() const;
+    void send() override;
+    void read_done(int32_t file, const ggml::ReadDone& done) override;
+    int32_t awaited(int32_t expert) const;
+    void look(StoreStatus& status);
 
     const std::vector<const ggml::File*> files_;
-    std::unique_ptr<ExpertPages> pages_;
-    std::vector<std::unique_ptr<ggml::Reader>> readers_;
-    std::unique_ptr<Landing> landing_;  // made early: at the end no memory may be left
+    std::shared_ptr<ExpertPages> pages_;  // shared with the reads
+    PageReads reads_;
+    std::vector<bool> full_;         // files that take no more reads, while send() works
+    std::vector<uint8_t> resident_;  // of StoreStatus
     int64_t tokens_ = 0;
     // The experts that were not in memory when they were thought likely for a layer, by their rank
     // there, also those that were not asked for.
@@ -116,10 +116,6 @@ class ExpertStore {
     bool guesses_ = true;
     std::vector<Guess> guess_;
     std::vector<Guessed> guessed_;
-    // The process (ggml::process_generation) that gets the reads which the pages wait for.
-    unsigned reads_of_ = ggml::process_generation();
-    std::string failure_;
-    ggml::Code failure_code_ = ggml::Code::io;
 };
 
 }  // namespace powerinfer

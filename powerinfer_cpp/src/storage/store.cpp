@@ -61,37 +61,32 @@ NeuronStore::Tables::Tables(ggml::Carver& carver, const StoreShape& shape)
         carver.take(arrived[i], {shape.n});
     }
     carver.take(copies, {2, shape.n});
+    carver.take(resident, {StoreStatus::bytes(parts)});
 }
+
+namespace {
+
+std::vector<std::unique_ptr<ggml::Reader>> only(std::unique_ptr<ggml::Reader> reader) {
+    std::vector<std::unique_ptr<ggml::Reader>> all;
+    all.push_back(std::move(reader));
+    return all;
+}
+
+}  // namespace
 
 NeuronStore::NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape& shape,
                          std::vector<StoredNeurons> blocks, std::unique_ptr<ExpertPages> predictors)
     : shape_(shape),
       blocks_(std::move(blocks)),
-      arena_(shape.arena_bytes(), "neurons"),
+      arena_(std::make_shared<ggml::Memory>(shape.arena_bytes(), "neurons")),
       memory_(ggml::carved_bytes<Tables>(shape), "tables of neurons"),
       predictors_(std::move(predictors)),
-      landing_(std::make_unique<Landing>()),
-      reader_(std::move(reader)) {
+      reads_(*this, only(std::move(reader)), {arena_, predictors_}) {
     ggml::Carver carver(memory_);
     tables_ = Tables(carver, shape);
     for (const StoredNeurons& block : blocks_) {
         counts.resize(std::max(counts.size(), size_t(block.part) + 1));
     }
-}
-
-// What reads of a disk that does not answer may still write to.
-struct NeuronStore::Landing : ggml::Abandoned {
-    ggml::Memory arena;
-    std::unique_ptr<ExpertPages> predictors;
-    std::unique_ptr<ggml::Reader> reader;
-};
-
-NeuronStore::~NeuronStore() {
-    if (ggml::drain(*reader_, patience)) return;
-    landing_->arena = std::move(arena_);
-    landing_->predictors = std::move(predictors_);
-    landing_->reader = std::move(reader_);
-    ggml::abandon(std::move(landing_));
 }
 
 int32_t NeuronStore::find_row(int32_t block, int32_t row) const {
@@ -138,8 +133,8 @@ ggml::Neurons NeuronStore::rows(ggml::Neurons w) const {
     const StoreLayout& layout = blocks_[size_t(block_)].layout;
     const auto view = [&](const StoreLayout::Row& row, int half) {
         return ggml::NeuronRows{row.type, ggml::can_fold(row.type, layout.cols),
-                                arena_.data() + row.offset - range_of(layout, half).offset, kSector,
-                                tables_.row_at[half]};
+                                arena_->data() + row.offset - range_of(layout, half).offset,
+                                kSector, tables_.row_at[half]};
     };
     if (layout.gated()) w.gate = view(layout.gate(), 0);
     w.up = view(layout.up(), layout.gated() ? 1 : 0);
@@ -248,7 +243,7 @@ void NeuronStore::request(int lane, int32_t block, const NeuronParts* parts, int
         }
         if (block == block_) expect(entry);
     }
-    pump();
+    send();
 }
 
 ggml::Read NeuronStore::read_of(int lane, int32_t run) const {
@@ -282,15 +277,15 @@ ggml::Read NeuronStore::read_of(int lane, int32_t run) const {
     return read;
 }
 
-void NeuronStore::pump() {
+void NeuronStore::send() {
     constexpr int kAtOnce = 32;
     ggml::Read reads[kAtOnce];
     // Which neurons are needed is known when the predictor has come.
     int32_t file = 0;  // its own
-    while (predictors_ && failure_.empty() && predictors_->next(reads[0], file)) {
+    while (predictors_ && !reads_.failed() && predictors_->next(reads[0], file)) {
         const ggml::Read of_page = reads[0];
         reads[0].tag |= kPredictors;
-        if (reader_->submit(reads, 1) == 0) return;
+        if (reads_.submit(0, reads, 1) == 0) return;
         StoreCounts& done = counts_of(predictors_->block_of(of_page.tag));
         predictors_->sent(of_page);
         done.bytes += of_page.bytes();
@@ -298,10 +293,10 @@ void NeuronStore::pump() {
     }
     for (int lane = 0; lane < StoreShape::kLanes; lane++) {
         Lane& l = lanes_[lane];
-        while (l.sent < l.n_runs && failure_.empty()) {
+        while (l.sent < l.n_runs && !reads_.failed()) {
             const int n = std::min(kAtOnce, l.n_runs - l.sent);
             for (int i = 0; i < n; i++) reads[i] = read_of(lane, l.sent + i);
-            const int taken = reader_->submit(reads, n);
+            const int taken = reads_.submit(0, reads, n);
             StoreCounts& done = counts_of(l.block);
             for (int i = 0; i < taken; i++) done.bytes += reads[i].bytes();
             done.reads += uint64_t(taken);
@@ -323,35 +318,25 @@ bool NeuronStore::intact(int lane, const Entry& e) const {
     return true;
 }
 
-void NeuronStore::fail(Code code, const std::string& what) {
-    if (!failure_.empty()) return;
-    failure_code_ = code;
-    failure_ = reader_->path() + ": " + what;
-}
-
-void NeuronStore::take(double wait_s) {
-    constexpr int kAtOnce = 64;
-    ggml::ReadDone done[kAtOnce];
-    const int n = reader_->done(done, kAtOnce, wait_s);
-    const auto failed = [&](int32_t error, const char* what, int32_t block) {
-        if (!error) return false;
-        fail(Code::io,
-             error == ggml::kShortRead
-                 ? format("the file ends before the %s that it had when it was opened", what)
-                 : format("reading %s of block %d failed: %s", what, block, std::strerror(error)));
+void NeuronStore::read_done(int32_t file, const ggml::ReadDone& done) {
+    const auto failed = [&](const char* what, int32_t block) {
+        if (!done.error) return false;
+        reads_.fail(Code::io, file,
+                    done.error == ggml::kShortRead
+                        ? format("the file ends before the %s that it had when it was opened", what)
+                        : format("reading %s of block %d failed: %s", what, block,
+                                 std::strerror(done.error)));
         return true;
     };
-    for (int i = 0; i < n; i++) {
-        if (done[i].tag & kPredictors) {
-            failed(done[i].error, "predictor", predictors_->done(done[i].tag & ~kPredictors));
-            continue;
-        }
-        const auto lane = int(done[i].tag >> 32);
-        Lane& l = lanes_[lane];
-        const Run& run = tables_.runs[lane][uint32_t(done[i].tag)];
-        if (failed(done[i].error, "neurons", l.block)) continue;
-        for (int32_t k = run.begin; k < run.end; k++) tables_.arrived[lane][l.n_arrived++] = k;
+    if (done.tag & kPredictors) {
+        failed("predictor", predictors_->done(done.tag & ~kPredictors, done.error != 0));
+        return;
     }
+    const auto lane = int(done.tag >> 32);
+    Lane& l = lanes_[lane];
+    const Run& run = tables_.runs[lane][uint32_t(done.tag)];
+    if (failed("neurons", l.block)) return;
+    for (int32_t k = run.begin; k < run.end; k++) tables_.arrived[lane][l.n_arrived++] = k;
 }
 
 // Compares the checksums of what arrived and has not been given to the caller, up to `end`.
@@ -366,9 +351,10 @@ void NeuronStore::check(ggml::Threads& threads, int lane, int32_t end) {
         }
     });
     if (damaged < 0) return;
-    fail(Code::format, format("neuron %d of block %d does not match its checksum: the file is "
-                              "damaged or was changed while it was open",
-                              row_of(l.block, damaged.load()), l.block));
+    reads_.fail(Code::format, 0,
+                format("neuron %d of block %d does not match its checksum: the file is damaged or "
+                       "was changed while it was open",
+                       row_of(l.block, damaged.load()), l.block));
 }
 
 int64_t NeuronStore::requested(int lane, int32_t* ids) const {
@@ -383,21 +369,8 @@ bool NeuronStore::complete(int lane) const {
 // Waits for something that the block needs.
 template <typename F>
 void NeuronStore::wait_until(int32_t block, const F& done) {
-    take(0);
-    pump();
-    if (!done() && failure_.empty()) {
-        const double begin = now_s();
-        while (!done() && failure_.empty()) {
-            const int before = reader_->in_flight();
-            take(patience);
-            if (reader_->in_flight() == before) {
-                fail(Code::io, format("the disk has not answered for %.0f s", patience));
-            }
-            pump();
-        }
-        counts_of(block).waited_s += now_s() - begin;
-    }
-    if (!failure_.empty()) throw Error(failure_code_, failure_);
+    counts_of(block).waited_s += reads_.wait_until(done, [] { return false; }, [] { return 0; });
+    reads_.require();
 }
 
 int64_t NeuronStore::arrived(ggml::Threads& threads, int lane, bool wait, NeuronParts* out,
@@ -406,7 +379,7 @@ int64_t NeuronStore::arrived(ggml::Threads& threads, int lane, bool wait, Neuron
     wait_until(l.block, [&] { return !wait || l.given < l.n_arrived || l.given == l.n; });
     const auto end = int32_t(std::min<int64_t>(l.n_arrived, l.given + n));
     check(threads, lane, end);
-    if (!failure_.empty()) throw Error(failure_code_, failure_);
+    reads_.require();
     int64_t given = 0;
     while (l.given < end) {
         const Entry& e = tables_.entries[lane][tables_.arrived[lane][l.given++]];
@@ -464,7 +437,7 @@ void NeuronStore::request_predictor(int32_t block) {
     const bool before = predictors_->requested(block);
     if (!predictors_->request(block) || before) return;
     counts_of(block).predictors++;
-    pump();
+    send();
 }
 
 const std::vector<ggml::Matrix>& NeuronStore::predictor(ggml::Context& context, int32_t block) {
@@ -476,15 +449,15 @@ const std::vector<ggml::Matrix>& NeuronStore::predictor(ggml::Context& context, 
     try {
         return predictors_->matrices(context, block);
     } catch (const Error& e) {
-        fail(e.code(), e.what());
-        throw Error(failure_code_, failure_);
+        reads_.fail(e.code(), 0, e.what());
+        reads_.require();
+        throw;
     }
 }
 
 void NeuronStore::begin(int64_t n_tokens) {
-    // What was on its way at a fork is the parent's.
-    if (!failure_.empty() || reads_of_ != ggml::process_generation()) reset();
-    if (!failure_.empty()) throw Error(failure_code_, failure_);
+    if (reads_.unsettled()) reset();
+    reads_.require();
     tables_.residency.begin(int32_t(n_tokens));
     if (predictors_) predictors_->begin(int32_t(n_tokens));
     tokens_ += n_tokens;
@@ -494,24 +467,12 @@ void NeuronStore::begin(int64_t n_tokens) {
 }
 
 void NeuronStore::reset() {
-    reads_of_ = kNobody;  // until all of this is done
-    failure_.clear();
     for (Lane& l : lanes_) l.n_runs = l.sent;  // sends no more
     if (predictors_) predictors_->stop();
     close();
-    while (reader_->owed() > 0) {
-        const int before = reader_->owed();
-        take(patience);
-        if (reader_->owed() < before) continue;
-        // The disk may still write to the lanes: the next call fails, too, or finds them done.
-        failure_.clear();
-        fail(Code::io, "the disk does not answer");
-        return;
-    }
-    failure_.clear();
+    if (!reads_.settle()) return;
     for (Lane& l : lanes_) l = {};
     if (predictors_) predictors_->forget();
-    reads_of_ = ggml::process_generation();
 }
 
 }  // namespace powerinfer

@@ -13,8 +13,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <string>
 #include <vector>
 
 #include "ggml/carver.h"
@@ -23,9 +21,11 @@
 #include "ggml/reader.h"
 #include "ggml/threads.h"
 #include "storage/expert_pages.h"
+#include "storage/page_reads.h"
 #include "storage/residency.h"
 #include "storage/store_counts.h"
 #include "storage/store_shape.h"
+#include "storage/store_status.h"
 #include "weights/neuron_layout.h"
 
 namespace powerinfer {
@@ -36,7 +36,7 @@ struct NeuronParts {
     bool gate, up_down;
 };
 
-class NeuronStore {
+class NeuronStore final : PageReads::Policy {
  public:
     // The tables, which the memory plan counts beside the arena and the reader.
     struct Tables {
@@ -52,6 +52,7 @@ class NeuronStore {
         struct Run* runs[StoreShape::kLanes] = {};       // [n]
         int32_t* arrived[StoreShape::kLanes] = {};       // [n]
         struct Copy* copies = nullptr;                   // [2 n], from a lane to slots
+        uint8_t* resident = nullptr;                     // of StoreStatus
     };
 
     // blocks: the position of each block in the reader's file. predictors: those that are read from
@@ -60,7 +61,6 @@ class NeuronStore {
     NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape& shape,
                 std::vector<StoredNeurons> blocks,
                 std::unique_ptr<ExpertPages> predictors = nullptr);
-    ~NeuronStore();
 
     // [neurons of the block, 2]: the CRC-32C of each part.
     uint32_t* checksums(int32_t block) { return tables_.crc + blocks().first(block) * 2; }
@@ -145,26 +145,24 @@ class NeuronStore {
     }
     void request_predictor(int32_t block);
     const std::vector<ggml::Matrix>& predictor(ggml::Context& context, int32_t block);
-    void keep_predictor(int32_t block, int64_t rows) { predictors_->keep(block, rows); }
+    void keep_predictor(int32_t block, int64_t rows) noexcept { predictors_->keep(block, rows); }
     // begin() announces n tokens. It throws Error(io) if reads of an earlier call are still in
     // flight. reset() is for errors: it waits for reads in flight and empties all lanes.
     void begin(int64_t n_tokens);
     void reset();
 
-    // Do both parts of a neuron have slots? And how many neurons of a block do?
-    bool is_resident(int32_t block, int32_t id) const;
+    // How many neurons of a block have slots for both parts?
     int64_t resident(int32_t block) const;
     Residency& residency() { return tables_.residency; }
     const ResidencyShape& blocks() const {
         return tables_.residency.shape();
     }  // sizes of the blocks
-    const ggml::Reader& reader() const { return *reader_; }
+    const ggml::Reader& reader() const { return reads_.reader(); }
     const StoreShape& shape() const { return shape_; }
-    // A disk that does not answer for so many seconds has failed. Throttled disks were seen to
-    // pause for 60 ms.
-    double patience = 10;
+    void set_patience(double seconds) { reads_.patience = seconds; }
     std::vector<StoreCounts> counts;  // of each feed-forward part
-    std::mutex mutex;                 // held by a session while it computes
+    // Locked by a session while it computes. Neuron `id` has the bit blocks().first(block) + id.
+    StatusBoard status{[this](StoreStatus& s) { look(s); }};
 
  private:
     // In Tables::row_at: a part that is not in memory, and one that has been requested.
@@ -178,7 +176,7 @@ class NeuronStore {
         int32_t n_arrived = 0, given = 0;  // entries that arrived; those given to the caller
     };
 
-    uint8_t* at(int64_t sector) const { return arena_.data() + sector * StoreShape::kSector; }
+    uint8_t* at(int64_t sector) const { return arena_->data() + sector * StoreShape::kSector; }
     int64_t lane_begin(int lane) const;  // sector
     // The offset of a neuron in the file.
     uint64_t offset_of(int32_t block, int32_t id) const {
@@ -191,34 +189,29 @@ class NeuronStore {
     struct PoolSlots best_slots(int64_t sectors) const;
     void resize(Half half, const struct PoolSlots& wanted);
     void expect(const struct Entry& entry);
-    void pump();
-    void take(double wait_s);
+    void send() override;
+    void read_done(int32_t file, const ggml::ReadDone& done) override;
     template <typename F>
     void wait_until(int32_t block, const F& done);
+    void look(StoreStatus& status) const;
     StoreCounts& counts_of(int32_t block) { return counts[size_t(blocks_[size_t(block)].part)]; }
     bool holds_nothing(int lane) const { return lanes_[lane].tag < 0 && lanes_[lane].n == 0; }
     bool intact(int lane, const struct Entry& entry) const;
     void check(ggml::Threads& threads, int lane, int32_t end);
-    void fail(ggml::Code code, const std::string& what);
     void fill_blocks(void (*progress)(void*, float), void* data);
 
     const StoreShape shape_;
     const std::vector<StoredNeurons> blocks_;
-    ggml::Memory arena_, memory_;
+    std::shared_ptr<ggml::Memory> arena_;  // shared with the reads
+    ggml::Memory memory_;
     Tables tables_;
     Lane lanes_[StoreShape::kLanes];
     int32_t block_ = -1;  // the open one
     int64_t tokens_ = 0, adapt_at_ = 8;
     int64_t slots_[2] = {0, 0};  // numbers of slots before memory was lent
     bool lent_ = false;
-    // The process (ggml::process_generation) that gets the reads which lanes and pages wait for.
-    unsigned reads_of_ = ggml::process_generation();
-    std::string failure_;
-    ggml::Code failure_code_ = ggml::Code::io;
-    std::unique_ptr<ExpertPages> predictors_;
-    struct Landing;
-    std::unique_ptr<Landing> landing_;  // made early: at the end no memory may be left
-    std::unique_ptr<ggml::Reader> reader_;
+    std::shared_ptr<ExpertPages> predictors_;
+    PageReads reads_;
 };
 
 }  // namespace powerinfer

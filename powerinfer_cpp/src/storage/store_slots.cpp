@@ -50,15 +50,30 @@ int64_t NeuronStore::slot_at(int half, int64_t slot) const {
                      : shape_.cache_sectors - (slot + 1) * shape_.up_down_sectors;
 }
 
-bool NeuronStore::is_resident(int32_t block, int32_t id) const {
-    return tables_.residency.slots(Half::gate, block)[id] >= 0 &&
-           tables_.residency.slots(Half::up_down, block)[id] >= 0;
+int64_t NeuronStore::resident(int32_t block) const {
+    const int32_t* const gate = tables_.residency.slots(Half::gate, block);
+    const int32_t* const up_down = tables_.residency.slots(Half::up_down, block);
+    int64_t n = 0;
+    for (int32_t i = 0; i < blocks().size(block); i++) n += gate[i] >= 0 && up_down[i] >= 0;
+    return n;
 }
 
-int64_t NeuronStore::resident(int32_t block) const {
-    int64_t n = 0;
-    for (int32_t i = 0; i < blocks().size(block); i++) n += is_resident(block, i);
-    return n;
+void NeuronStore::look(StoreStatus& status) const {
+    const Residency& residency = tables_.residency;
+    const ResidencyShape& shape = residency.shape();
+    status.first_slots = shape.gate_slots, status.rest_slots = shape.up_down_slots;
+    status.first_used = residency.used(Half::gate),
+    status.rest_used = residency.used(Half::up_down);
+    status.resident = tables_.resident;
+    std::fill_n(status.resident, StoreStatus::bytes(shape.parts()), uint8_t(0));
+    for (int32_t b = 0; b < shape.n_blocks; b++) {
+        const int32_t* const gate = residency.slots(Half::gate, b);
+        const int32_t* const up_down = residency.slots(Half::up_down, b);
+        int64_t bit = shape.first(b);
+        for (int32_t i = 0; i < shape.size(b); i++, bit++) {
+            status.resident[bit / 8] |= uint8_t((gate[i] >= 0 && up_down[i] >= 0) << bit % 8);
+        }
+    }
 }
 
 // The best division of so many sectors, by what tokens have needed; and by what was expected of

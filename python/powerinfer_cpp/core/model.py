@@ -169,12 +169,13 @@ class Model:
         return lib.pi_model_layer_device_neurons(self.handle, layer)
 
     def layer_stored(self, layer: int) -> int:
-        """Neurons of a layer of which memory lacks a part, at this moment."""
+        """Neurons of a layer of which memory lacks a part, at the moment of `tiers`."""
         return lib.pi_model_layer_stored_neurons(self.handle, layer)
 
     def tiers(self, layer: int) -> np.ndarray:
-        """Where each neuron of a layer is at this moment: uint8 [experts, n_ff], 0 if memory lacks
-        a part of it, 1 for RAM, 2 for a device."""
+        """Where each neuron of a layer is at this moment, or when the call of a session that
+        computes began: uint8 [experts, n_ff], 0 if memory lacks a part of it, 1 for RAM, 2 for a
+        device."""
         if not 0 <= layer < self.n_layer:
             raise ValueError(f"no such layer: {layer}")
         out = np.empty(self.sizes[layer].shape, np.uint8)
