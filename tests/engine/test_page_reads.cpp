@@ -4,6 +4,7 @@
 #include <cstring>
 #include <future>
 #include <numeric>
+#include <set>
 #include <thread>
 
 #include "api/api.h"
@@ -122,6 +123,39 @@ void test_failed_guess() {
     on = false;
     store.reset();
     CHECK(same(answer(load(path), session, kFew), answer(model, session, kFew)));
+}
+
+// The same in a session, where reads fail of all experts that were guessed wrongly. Which these are
+// is known from a session that guesses nothing.
+void test_wrong_guesses() {
+    const std::string path = written(describe(mixture()));
+    const pi_session_params params = session_params(1, 48);
+    const Bounds bounds = bounds_of(path, params);
+    const Tokens tokens = random_tokens(40, 3);
+    std::vector<std::set<uint64_t>> needed(tokens.size());  // by token: where is read
+    Floats expected;
+    int n_failed = 0;
+    for (const bool guesses : {false, true}) {
+        size_t i = 0;
+        const auto model = with_faults(path, model_params((bounds.least + bounds.all) / 2, params),
+                                       {}, [&](uint64_t, const ggml::Read& read) {
+                                           if (!guesses) needed[i].insert(read.offset);
+                                           const bool wrong = !needed[i].count(read.offset);
+                                           n_failed += wrong;
+                                           return wrong ? Fault::eio : Fault::none;
+                                       });
+        const_cast<Model&>(*model).experts->set_guesses(guesses);
+        Session session(model, params);
+        Floats found;
+        for (i = 0; i < tokens.size(); i++) {
+            eval(session, {tokens[i]}, {});
+            append_logits(session, 0, found);
+        }
+        i = 0;
+        if (guesses) CHECK(same(expected, found));
+        expected = found;
+    }
+    CHECK(n_failed > 5);
 }
 
 // A model in two parts, of which the first one's disk is silent: what the second has is there at
@@ -368,6 +402,7 @@ void test_asked_while_computing(const std::string& path, bool experts) {
 
 int main() {
     test_failed_guess();
+    test_wrong_guesses();
     test_silent_part();
     test_lost_slot();
     test_together();
