@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include "forward/neuron_ffn.h"
+#include "forward/parts/neuron_ffn.h"
 
 namespace powerinfer {
 

@@ -1,10 +1,10 @@
-// The operators of a forward pass on a device, layer by layer: what forward.cpp and ffn.cpp are for
+// The operators of a forward pass on a device, layer by layer: what walk.h and parts/ are for
 // the CPU.
 #include <algorithm>
 
 #include "forward/device_forward.h"
-#include "forward/neuron_ffn.h"
-#include "forward/predictor.h"
+#include "forward/parts/neuron_ffn.h"
+#include "forward/parts/predictor.h"
 #include "storage/stored_segments.h"
 
 namespace powerinfer {
@@ -58,7 +58,7 @@ void DeviceForward::launch_logits(const DeviceInput& normed) {
     launch_products(normed, {{w, scratch_.result_logits, nullptr}});
 }
 
-// x += attention(norm(x)); x += ffn(norm(x)), see forward.cpp. The neurons of the CPU are asked for
+// x += attention(norm(x)); x += ffn(norm(x)), see walk.h. The neurons of the CPU are asked for
 // as early as the input of the FFN is known.
 void DeviceForward::launch_layer(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode) {
     // keeps_to_cpu() has left attention and then a block, each behind a norm of the stream.

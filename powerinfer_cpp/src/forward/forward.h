@@ -9,8 +9,4 @@ namespace powerinfer {
 // Error(cancelled) between layers if should_stop returns true.
 void forward(const Pass& p);
 
-// Runs the layer that guesses tokens over the only row of the batch, whose place in the KV pages
-// is its own. row [n_embd]: what the head read of the row before. logits: [n_vocab].
-void guess(const Pass& p, const float* row, float* logits);
-
 }  // namespace powerinfer

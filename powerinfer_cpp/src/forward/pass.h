@@ -40,6 +40,15 @@ struct Pass {
             adapters.add(context, x, &product.w, product.y);
         }
     }
+    // y = norm(x), n rows of the stream.
+    void norm(const float* x, const NormWeights& w, int64_t n, float* y) const {
+        const Config& c = model.config;
+        if (c.norm == Config::Norm::layer) {
+            ggml::layer_norm(context, x, w.weight, w.bias, c.norm_eps, n, c.n_embd, y);
+        } else {
+            ggml::rms_norm(context, x, w.weight, c.norm_eps, n, c.n_embd, y);
+        }
+    }
     // Where operators note which neurons fire, [n, n_ff]; null if nobody wants to know.
     bool* flags() const { return record.notes_neurons() ? work.ffn.fired : nullptr; }
     // Throws Error(cancelled) if the caller asks to stop.

@@ -31,7 +31,7 @@ struct DeviceStep {
     int32_t* pages = nullptr;                  // [sequences of n rows, pages of n_ctx]
 };
 
-// Intermediate results. Names are as in the formulas of forward.cpp.
+// Intermediate results. Names are as in the formulas of forward/.
 struct DeviceScratch {
     DeviceScratch() = default;
     // For n rows and the n_layers that the device has. params must be resolved.

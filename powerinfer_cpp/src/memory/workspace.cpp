@@ -46,7 +46,7 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     const Config& c = model.config;
     const LargestSizes sizes = largest_sizes(model.layers);
     const int64_t rows = p.n_ubatch, n_ff = sizes.n_ff;
-    // Of a single row all experts have a place: see Groups in forward/experts.cpp.
+    // Of a single row all experts have a place: see Groups in forward/parts/experts.cpp.
     const int64_t by_expert = std::max(rows, sizes.n_used);
     const Together most = together(model, rows, in_store);
     for (float** to : {&x, &normed, &out, &ffn_out}) carver.take(*to, {rows, c.n_embd});

@@ -1,5 +1,5 @@
 // Intermediate results of a forward pass over up to n_ubatch rows, by the part of a layer that
-// makes them. Names are as in the formulas of forward.cpp and ffn.cpp. Sizes are those of the
+// makes them. Names are as in the formulas of forward/. Sizes are those of the
 // largest layer or part.
 #pragma once
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ggml/status.h"
+
 namespace powerinfer {
 
 namespace {
@@ -17,6 +19,14 @@ int64_t folded(const DeltaNet& s) {
 }
 
 }  // namespace
+
+const FeedForward& experts_after(const Layer& layer, size_t k) {
+    for (k++; k < layer.parts.size(); k++) {
+        const auto* f = std::get_if<FeedForward>(&layer.parts[k].op);
+        if (f && f->routed()) return *f;
+    }
+    throw ggml::Error(ggml::Code::internal, "a router has no experts");
+}
 
 const FeedForward* part_beside(const Layer& layer, size_t k) {
     constexpr int64_t kBlock = 32;  // values that are quantised together

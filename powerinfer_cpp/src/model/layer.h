@@ -1,5 +1,6 @@
 // A layer is a list of parts, each with its own sizes: attention, routers, feed-forward blocks. The
-// families write the lists when a file is opened (families/); forward.cpp computes them in order.
+// families write the lists when a file is opened (families/); forward/walk.h walks over them in
+// order.
 //
 // A part reads the residual stream or the same input as the part before, through a norm or as it
 // is; what it gives may pass another norm, and is added to the stream at once or with the next
@@ -264,6 +265,9 @@ struct Layer {
         return const_cast<T*>(std::as_const(*this).find<T>());
     }
 };
+
+// The experts that the router at part k chooses from. Throws Error(internal) if there are none.
+const FeedForward& experts_after(const Layer& layer, size_t k);
 
 // A block of matrices that reads the same rows as the experts of part k, and follows them: a shared
 // expert. They can be computed together. Null: there is none.

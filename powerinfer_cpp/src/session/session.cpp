@@ -5,9 +5,10 @@
 #include <cmath>
 #include <cstring>
 
-#include "forward/ffn.h"
 #include "forward/forward.h"
-#include "forward/recurrent.h"
+#include "forward/nextn.h"
+#include "forward/parts/ffn.h"
+#include "forward/parts/recurrent.h"
 #include "ggml/math.h"
 #include "ggml/status.h"
 

@@ -1,5 +1,6 @@
 // The neurons of a model that runs from storage: a cache of their parts in RAM, and reads for the
-// parts that are missing. The store knows bytes, slots and reads; forward/neurons.cpp computes.
+// parts that are missing. The store knows bytes, slots and reads; forward/parts/neurons.cpp
+// computes.
 //
 // One arena holds everything. First comes the cache, with a slot for each part that is kept: gates,
 // or up and down rows (residency.h). Then comes the staging area, where reads arrive; it is divided

@@ -2,7 +2,7 @@
 // chooses for each row.
 #pragma once
 
-#include "forward/experts.h"
+#include "forward/parts/experts.h"
 #include "forward/pass.h"
 
 namespace powerinfer {

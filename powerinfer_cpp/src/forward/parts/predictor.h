@@ -1,7 +1,7 @@
 // Predictors say which neurons of a block may fire, before its weights are read.
 #pragma once
 
-#include "forward/neurons.h"
+#include "forward/parts/neurons.h"
 
 namespace powerinfer {
 

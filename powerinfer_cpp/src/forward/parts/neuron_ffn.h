@@ -1,7 +1,7 @@
 // Feed-forward blocks in neuron rows: only the neurons that fire are computed.
 #pragma once
 
-#include "forward/neurons.h"
+#include "forward/parts/neurons.h"
 
 namespace powerinfer {
 

@@ -1,6 +1,6 @@
-#include "forward/neuron_ffn.h"
+#include "forward/parts/neuron_ffn.h"
 
-#include "forward/predictor.h"
+#include "forward/parts/predictor.h"
 
 namespace powerinfer {
 

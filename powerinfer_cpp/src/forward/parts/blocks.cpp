@@ -1,4 +1,4 @@
-#include "forward/blocks.h"
+#include "forward/parts/blocks.h"
 
 #include "ggml/math.h"
 

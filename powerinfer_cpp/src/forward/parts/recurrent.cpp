@@ -1,4 +1,4 @@
-#include "forward/recurrent.h"
+#include "forward/parts/recurrent.h"
 
 #include <algorithm>
 

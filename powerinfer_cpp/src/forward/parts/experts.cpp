@@ -1,10 +1,10 @@
-#include "forward/experts.h"
+#include "forward/parts/experts.h"
 
 #include <algorithm>
 
-#include "forward/blocks.h"
-#include "forward/neuron_ffn.h"
-#include "forward/predictor.h"
+#include "forward/parts/blocks.h"
+#include "forward/parts/neuron_ffn.h"
+#include "forward/parts/predictor.h"
 
 namespace powerinfer {
 

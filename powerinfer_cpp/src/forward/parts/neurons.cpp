@@ -1,4 +1,4 @@
-#include "forward/neurons.h"
+#include "forward/parts/neurons.h"
 
 #include <algorithm>
 

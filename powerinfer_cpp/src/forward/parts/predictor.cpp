@@ -1,4 +1,4 @@
-#include "forward/predictor.h"
+#include "forward/parts/predictor.h"
 
 #include <algorithm>
 #include <cmath>

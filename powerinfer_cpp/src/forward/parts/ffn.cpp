@@ -1,7 +1,7 @@
-#include "forward/ffn.h"
+#include "forward/parts/ffn.h"
 
-#include "forward/blocks.h"
-#include "forward/neuron_ffn.h"
+#include "forward/parts/blocks.h"
+#include "forward/parts/neuron_ffn.h"
 
 namespace powerinfer {
 

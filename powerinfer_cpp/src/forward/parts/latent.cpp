@@ -1,4 +1,4 @@
-#include "forward/latent.h"
+#include "forward/parts/latent.h"
 
 namespace powerinfer {
 

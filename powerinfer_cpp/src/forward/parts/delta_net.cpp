@@ -1,6 +1,6 @@
 // Gated delta nets (model/layer.h): a convolution, the delta rule and a gated norm between
 // products.
-#include "forward/recurrent.h"
+#include "forward/parts/recurrent.h"
 
 namespace powerinfer {
 

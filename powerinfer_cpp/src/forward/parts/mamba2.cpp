@@ -1,5 +1,5 @@
 // Mamba-2 (model/layer.h): a convolution, a scan and a norm between products.
-#include "forward/recurrent.h"
+#include "forward/parts/recurrent.h"
 
 namespace powerinfer {
 
