@@ -200,13 +200,13 @@ void test_silent_part() {
         ExpertStore& store = *model->experts;
         ggml::Context context(1);
         store.begin(1);
-        store.set_patience(3);
+        store.set_patience(30);
         silent[0] = true;
         CHECK(store.request(of[0][0]));
         const auto begin = Clock::now();
         CHECK(bytes_of(store.matrices(context, of[1][0])) == expected[size_t(of[1][0])]);
         store.keep(of[1][0], 1);
-        CHECK(Clock::now() - begin < std::chrono::seconds(2));
+        CHECK(Clock::now() - begin < std::chrono::seconds(15));
         silent[1] = true;
         store.set_patience(0.05);
         const std::string said = said_by([&] { store.matrices(context, of[1][1]); });
@@ -353,7 +353,7 @@ void test_asked_while_computing(const std::string& path, bool experts) {
     const faulty::Choose choose = [&](uint64_t, const ggml::Read&) {
         if (!std::exchange(computes, false)) return Fault::none;
         asked = std::async(std::launch::async, ask);
-        in_time = asked.wait_for(std::chrono::seconds(3)) == std::future_status::ready;
+        in_time = asked.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
         return Fault::none;
     };
     const auto model =

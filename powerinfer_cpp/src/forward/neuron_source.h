@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <mutex>
+#include <utility>
 
 #include "model/model.h"
 #include "storage/expert_store.h"

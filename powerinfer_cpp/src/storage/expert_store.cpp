@@ -82,9 +82,9 @@ int32_t ExpertStore::awaited(int32_t expert) const {
     return -1;
 }
 
-void ExpertStore::look(StoreStatus& status) {
-    status.first_slots = shape().slots(), status.first_used = used();
-    status.resident = resident_.data();
+void ExpertStore::look(StoreStatus& to) {
+    to.first_slots = shape().slots(), to.first_used = used();
+    to.resident = resident_.data();
     std::fill(resident_.begin(), resident_.end(), uint8_t(0));
     for (int32_t i = 0; i < int32_t(shape().n_blocks()); i++) {
         resident_[size_t(i / 8)] |= uint8_t(!absent(i) << i % 8);

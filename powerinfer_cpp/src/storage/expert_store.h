@@ -34,7 +34,8 @@ class ExpertStore final : PageReads::Policy {
     bool request(int32_t expert);
     // Asks for the experts that a layer may choose, if reading early pays: `chosen` [used], the
     // best first, from the layer's first one on. Ends what was asked for in this way before. A
-    // guess whose read fails is given up: if the expert is needed it is read again.
+    // guess whose read fails before the expert is asked for is given up, and is no error: the
+    // expert is read again when it is needed.
     void guess(int32_t first, const int32_t* chosen, int32_t used);
     bool guesses() const { return guesses_; }  // false: never
     void set_guesses(bool on) { guesses_ = on; }
@@ -95,7 +96,7 @@ class ExpertStore final : PageReads::Policy {
     void send() override;
     void read_done(int32_t file, const ggml::ReadDone& done) override;
     int32_t awaited(int32_t expert) const;
-    void look(StoreStatus& status);
+    void look(StoreStatus& to);
 
     const std::vector<const ggml::File*> files_;
     std::shared_ptr<ExpertPages> pages_;  // shared with the reads

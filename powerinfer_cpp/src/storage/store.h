@@ -194,7 +194,7 @@ class NeuronStore final : PageReads::Policy {
     void read_done(int32_t file, const ggml::ReadDone& done) override;
     template <typename F>
     void wait_until(int32_t block, const F& done);
-    void look(StoreStatus& status) const;
+    void look(StoreStatus& to) const;
     StoreCounts& counts_of(int32_t block) { return counts[size_t(blocks_[size_t(block)].part)]; }
     bool holds_nothing(int lane) const { return lanes_[lane].tag < 0 && lanes_[lane].n == 0; }
     bool intact(int lane, const struct Entry& entry) const;

@@ -58,20 +58,19 @@ int64_t NeuronStore::resident(int32_t block) const {
     return n;
 }
 
-void NeuronStore::look(StoreStatus& status) const {
+void NeuronStore::look(StoreStatus& to) const {
     const Residency& residency = tables_.residency;
     const ResidencyShape& shape = residency.shape();
-    status.first_slots = shape.gate_slots, status.rest_slots = shape.up_down_slots;
-    status.first_used = residency.used(Half::gate),
-    status.rest_used = residency.used(Half::up_down);
-    status.resident = tables_.resident;
-    std::fill_n(status.resident, StoreStatus::bytes(shape.parts()), uint8_t(0));
+    to.first_slots = shape.gate_slots, to.rest_slots = shape.up_down_slots;
+    to.first_used = residency.used(Half::gate), to.rest_used = residency.used(Half::up_down);
+    to.resident = tables_.resident;
+    std::fill_n(to.resident, StoreStatus::bytes(shape.parts()), uint8_t(0));
     for (int32_t b = 0; b < shape.n_blocks; b++) {
         const int32_t* const gate = residency.slots(Half::gate, b);
         const int32_t* const up_down = residency.slots(Half::up_down, b);
         int64_t bit = shape.first(b);
         for (int32_t i = 0; i < shape.size(b); i++, bit++) {
-            status.resident[bit / 8] |= uint8_t((gate[i] >= 0 && up_down[i] >= 0) << bit % 8);
+            to.resident[bit / 8] |= uint8_t((gate[i] >= 0 && up_down[i] >= 0) << bit % 8);
         }
     }
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <utility>
 
 #include "storage/store_counts.h"
 
@@ -35,7 +36,7 @@ class StatusBoard {
         call_.lock();
         const std::lock_guard<std::mutex> alone(mutex_);
         const double now = now_s();
-        if (!seen_at_ || now - seen_at_ > kSeconds) refresh(now);
+        if (seen_at_ == 0 || now - seen_at_ > kSeconds) refresh(now);
         computes_ = true;
     }
     void unlock() {
