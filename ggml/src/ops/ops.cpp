@@ -39,6 +39,36 @@ int64_t grain_for(const Context& context, int64_t n, int64_t bytes, bool one_row
                               (grain + kStripsOfTile / 2) / kStripsOfTile * kStripsOfTile);
 }
 
+// Strips of a call, in pieces. The processor's prefetchers begin again in every piece, so each
+// thread first takes a large one, three quarters of its share. The small ones behind these are for
+// whoever is done first: a core may be busy with something else, and rows of experts differ. With
+// small pieces alone mixtures are 4 to 8% slower.
+struct Pieces {
+    int64_t total, threads, small, large = 0;
+
+    Pieces(int64_t strips, int64_t n_threads, int64_t grain)
+        : total(strips), threads(n_threads), small(grain) {
+        large = std::max(small, total * 3 / (4 * threads * small) * small);
+    }
+    int64_t n() const {
+        const int64_t rest = total - threads * large;
+        return rest < 0 ? (total + large - 1) / large : threads + (rest + small - 1) / small;
+    }
+    int64_t begin(int64_t i) const {
+        const int64_t at = i < threads ? i * large : threads * large + (i - threads) * small;
+        return std::min(at, total);
+    }
+};
+
+// Calls compute(begin, end) for all strips of a call, by pieces.
+template <typename F>
+void run_pieces(Context& context, int64_t strips, int64_t grain, const F& compute) {
+    const Pieces pieces(strips, context.threads.active(), grain);
+    context.threads.run(pieces.n(), 1, [&](int64_t first, int64_t last, int) {
+        for (int64_t i = first; i < last; i++) compute(pieces.begin(i), pieces.begin(i + 1));
+    });
+}
+
 // Tokens whose activations stay in a core's cache while it walks over a piece of the rows. Weights
 // are unpacked once for all of them.
 constexpr int64_t kTokens = 256;
@@ -122,7 +152,7 @@ void multiply_all(Context& context, int64_t n, const F& of) {
     }
     timer.read(uint64_t(bytes));
     const int64_t grain = grain_for(context, total, of_rows, one_row);
-    context.threads.run(total, grain, [&](int64_t begin, int64_t end, int) {
+    run_pieces(context, total, grain, [&](int64_t begin, int64_t end) {
         int64_t first = 0;
         for (int64_t i = 0; i < n && first < end; i++) {
             const Factors f = of(i);
