@@ -59,28 +59,115 @@ void test_bad_sizes() {
 }
 
 #ifdef __linux__
-// Cores of a phone, as the kernel describes them: the first is large, the others small.
+// A made-up machine, as the kernel describes one.
+class Machine {
+ public:
+    // allowed: the affinity mask, "0-3,8"; "": this process's own.
+    explicit Machine(const std::string& allowed) {
+        write("proc/thread-self/status", "Name:\tx\nCpus_allowed_list:\t" + allowed + "\n");
+    }
+    // Cores from processor `first` on, whose second processors, if any, begin at `second`.
+    // capacity: 0 if the kernel does not tell it.
+    void cores(int n, int first, int second, long capacity = 0) {
+        for (int i = 0; i < n; i++) {
+            const std::string a = std::to_string(first + i), b = std::to_string(second + i);
+            for (const std::string& cpu : {a, b}) {
+                if (cpu == b && second < 0) continue;
+                const std::string folder = "sys/devices/system/cpu/cpu" + cpu;
+                const std::string list = second < 0 ? a : a + "," + b;
+                write(folder + "/topology/thread_siblings_list", list + "\n");
+                if (capacity) write(folder + "/cpu_capacity", std::to_string(capacity) + "\n");
+            }
+        }
+    }
+    void write(const std::string& name, const std::string& text) {
+        const auto path = root_.path() / name;
+        std::filesystem::create_directories(path.parent_path());
+        std::ofstream(path) << text;
+    }
+    int threads() const { return default_threads(root_.path().string()); }
+    int used(int n) const { return threads_used(n, root_.path().string()); }
+
+ private:
+    const TemporaryFolder root_{"test_threads"};
+};
+
+void test_defaults() {
+    {
+        Machine one("0-1");  // also a small virtual machine: its processors are one core
+        one.cores(1, 0, 1);
+        CHECK(one.threads() == 2 && one.used(0) == 2 && one.used(1) == 1 && one.used(9) == 2);
+    }
+    {
+        Machine alone("0");
+        alone.cores(1, 0, -1);
+        CHECK(alone.threads() == 1 && alone.used(2) == 1);
+    }
+    {
+        Machine laptop("0-15");
+        laptop.cores(8, 0, 8);
+        CHECK(laptop.threads() == 8 && laptop.used(0) == 8);
+        CHECK(laptop.used(12) == 12 && laptop.used(17) == 16 && laptop.used(512) == 16);
+    }
+    {
+        Machine hybrid("0-23");  // 8 large cores with two processors each, 8 small ones
+        hybrid.cores(8, 0, 8);
+        hybrid.cores(8, 16, -1);
+        CHECK(hybrid.threads() == 16);
+        hybrid.cores(8, 0, 8, 1024);
+        hybrid.cores(8, 16, -1, 650);  // worth waiting for
+        CHECK(hybrid.threads() == 16);
+        hybrid.cores(8, 16, -1, 400);
+        CHECK(hybrid.threads() == 8 && hybrid.used(100) == 24);
+    }
+    {
+        Machine sockets("0-127");  // two with 32 cores each
+        sockets.cores(64, 0, 64);
+        CHECK(sockets.threads() == 64 && sockets.used(200) == 128);
+    }
+    {
+        Machine part("0-3,8,10-11");  // of 8 cores: 0 with both processors, 1 to 3 with one, 2, 3
+        part.cores(8, 0, 8);
+        CHECK(part.threads() == 4 && part.used(100) == 7);
+    }
+    {
+        Machine unknown("0-5");  // no word of cores
+        CHECK(unknown.threads() == 6 && unknown.used(7) == 6);
+    }
+    CHECK(default_threads() <= threads_used(512));
+    CHECK(threads_used(0) == default_threads() && threads_used(1) == 1);
+}
+
+// A container's affinity mask and the quota of its cgroup.
+void test_quota() {
+    Machine box("0-3,8-11");  // 4 cores of 8
+    box.cores(8, 0, 8);
+    box.write("proc/self/cgroup", "0::/box/inner\n");
+    box.write("sys/fs/cgroup/box/inner/cpu.max", "max 100000\n");
+    CHECK(box.threads() == 4 && box.used(100) == 8);
+    box.write("sys/fs/cgroup/box/cpu.max", "600000 100000\n");
+    CHECK(box.threads() == 4 && box.used(100) == 6);
+    box.write("sys/fs/cgroup/box/inner/cpu.max", "250000 100000\n");
+    CHECK(box.threads() == 3 && box.used(100) == 3);
+    box.write("sys/fs/cgroup/box/inner/cpu.max", "50000 100000\n");
+    CHECK(box.threads() == 1 && box.used(100) == 1);
+    box.write("proc/self/cgroup", "4:memory:/a\n3:cpu,cpuacct:/old\n");  // version 1
+    box.write("sys/fs/cgroup/cpu/old/cpu.cfs_period_us", "50000\n");
+    box.write("sys/fs/cgroup/cpu/old/cpu.cfs_quota_us", "-1\n");
+    CHECK(box.threads() == 4 && box.used(100) == 8);
+    box.write("sys/fs/cgroup/cpu/old/cpu.cfs_quota_us", "100000\n");
+    CHECK(box.threads() == 2 && box.used(100) == 2);
+}
+
+// Cores of a phone: small ones would make the others wait.
 void test_small_cores() {
-    const TemporaryFolder root("test_threads");
-    const int all = default_threads(root.path().string());
-    CHECK(all >= default_threads());
-    const auto describe = [&](int cpu, long capacity) {
-        const auto folder = root.path() / ("sys/devices/system/cpu/cpu" + std::to_string(cpu));
-        std::filesystem::create_directories(folder);
-        std::ofstream(folder / "cpu_capacity") << capacity << "\n";
-    };
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CHECK(sched_getaffinity(0, sizeof(set), &set) == 0);
-    int large = 0;
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (CPU_ISSET(cpu, &set)) describe(cpu, large++ ? 400 : 1024);
-    }
-    CHECK(default_threads(root.path().string()) == 1);
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (CPU_ISSET(cpu, &set)) describe(cpu, cpu % 2 ? 760 : 1024);
-    }
-    CHECK(default_threads(root.path().string()) == all);
+    Machine phone("0-7");
+    phone.cores(4, 0, -1, 300);
+    phone.cores(3, 4, -1, 760);
+    phone.cores(1, 7, -1, 1024);
+    CHECK(phone.threads() == 4 && phone.used(8) == 8);
+    phone.cores(3, 4, -1, 400);
+    CHECK(phone.threads() == 1);
 }
 #endif
 
@@ -286,6 +373,8 @@ int main() {
     test_sizes();
     test_bad_sizes();
 #ifdef __linux__
+    test_defaults();
+    test_quota();
     test_small_cores();
 #endif
     test_limit();

@@ -7,9 +7,14 @@
 
 namespace ggml {
 
-// Default number of threads: cores in the affinity mask, without a phone's small ones, limited by
-// the CPU quota of the cgroup, 1..512. root: of the file system, for tests.
+// Default number of threads, 1..512: the physical cores of the affinity mask, without a phone's
+// small ones, limited by the CPU quota of the cgroup. A core's second processor adds little
+// arithmetic. But two of two processors: small virtual machines show them as one core. root: of the
+// file system, for tests.
 int default_threads(const std::string& root = "");
+// How many compute where n are asked for, 0: the default. More than the processors that this
+// process may use at a time would compete for them.
+int threads_used(int n, const std::string& root = "");
 // Seconds that the threads of this process have computed, together.
 double cpu_seconds();
 

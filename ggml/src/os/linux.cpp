@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <thread>
 #include <vector>
@@ -65,28 +67,75 @@ int store(Handle file) {
 
 // ---- processors ------------------------------------------------------------------------------
 
-int usable_cores() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-    return int(std::max(1u, std::thread::hardware_concurrency()));
+namespace {
+
+// Finds the value after `key` in lines like "MemAvailable:  123 kB" or "inactive_file 123".
+template <typename T>
+bool find_value(const std::string& path, const std::string& key, T& value) {
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+        std::istringstream words(line);
+        std::string word;
+        if (words >> word && word == key && words >> value) return true;
+    }
+    return false;
 }
 
-int fast_cores(const std::string& root) {
+// The numbers of the processors that this thread may run on, at least one.
+std::vector<int> allowed_processors(const std::string& root) {
+    std::vector<int> numbers;
+    std::string list;
+    if (find_value(root + "/proc/thread-self/status", "Cpus_allowed_list:", list)) {  // "0-3,8"
+        std::istringstream parts(list);
+        for (std::string part; std::getline(parts, part, ',');) {
+            int first = 0, last = 0;
+            const int n = std::sscanf(part.c_str(), "%d-%d", &first, &last);
+            if (n == 1) last = first;
+            for (int cpu = first; n > 0 && cpu <= last; cpu++) numbers.push_back(cpu);
+        }
+    }
     cpu_set_t set;
     CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof(set), &set) != 0) return usable_cores();
-    std::vector<long> speeds;  // as the kernel rates them: 1024 for the fastest
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (!CPU_ISSET(cpu, &set)) continue;
-        std::ifstream file(root + "/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
-                           "/cpu_capacity");
-        long speed = 0;
-        if (!(file >> speed)) return usable_cores();  // all are the same
-        speeds.push_back(speed);
+    if (numbers.empty() && sched_getaffinity(0, sizeof(set), &set) == 0) {
+        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+            if (CPU_ISSET(cpu, &set)) numbers.push_back(cpu);
+    }
+    if (numbers.empty()) {
+        const int all = int(std::max(1u, std::thread::hardware_concurrency()));
+        for (int cpu = 0; cpu < all; cpu++) numbers.push_back(cpu);
+    }
+    return numbers;
+}
+
+}  // namespace
+
+int usable_processors(const std::string& root) {
+    return int(allowed_processors(root).size());
+}
+
+Fast fast_processors(const std::string& root) {
+    const std::vector<int> allowed = allowed_processors(root);
+    const auto file_of = [&](int cpu, const char* name) {
+        return std::ifstream(root + "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + name);
+    };
+    std::vector<long> speeds(allowed.size());  // as the kernel rates them: 1024 for the fastest
+    for (size_t i = 0; i < allowed.size(); i++) {
+        if (file_of(allowed[i], "/cpu_capacity") >> speeds[i]) continue;
+        speeds.assign(allowed.size(), 1);  // all are the same
+        break;
     }
     const long most = *std::max_element(speeds.begin(), speeds.end());
-    return int(std::count_if(speeds.begin(), speeds.end(), [&](long v) { return 2 * v >= most; }));
+    int n = 0;
+    std::set<std::string> cores;  // by the list of their processors
+    for (size_t i = 0; i < allowed.size(); i++) {
+        if (2 * speeds[i] < most) continue;
+        n++;
+        std::string core;
+        if (!(file_of(allowed[i], "/topology/thread_siblings_list") >> core))
+            core = std::to_string(allowed[i]);  // alone
+        cores.insert(core);
+    }
+    return {n, int(cores.size())};
 }
 
 #ifdef GGML_AMX
@@ -97,9 +146,9 @@ bool may_use_tiles() {
 #endif
 
 // The quota of this process's cgroups (v1 and v2).
-double cpu_quota() {
+double cpu_quota(const std::string& root) {
     double cores = 1e9;
-    std::ifstream self("/proc/self/cgroup");
+    std::ifstream self(root + "/proc/self/cgroup");
     for (std::string line; std::getline(self, line);) {
         const size_t a = line.find(':'), b = line.find(':', a + 1);
         if (a == std::string::npos || b == std::string::npos) continue;
@@ -109,11 +158,12 @@ double cpu_quota() {
         for (std::string path = line.substr(b + 1);; path.resize(path.rfind('/'))) {
             double quota = -1, period = 100000;
             if (v2) {
-                std::ifstream max("/sys/fs/cgroup" + path + "/cpu.max");
+                std::ifstream max(root + "/sys/fs/cgroup" + path + "/cpu.max");
                 if (!(max >> quota >> period)) quota = -1;  // "max" is not a number
             } else {
-                std::ifstream q("/sys/fs/cgroup/cpu" + path + "/cpu.cfs_quota_us");
-                std::ifstream p("/sys/fs/cgroup/cpu" + path + "/cpu.cfs_period_us");
+                const std::string folder = root + "/sys/fs/cgroup/cpu" + path;
+                std::ifstream q(folder + "/cpu.cfs_quota_us");
+                std::ifstream p(folder + "/cpu.cfs_period_us");
                 if (!(q >> quota) || !(p >> period)) quota = -1;
             }
             if (quota > 0 && period > 0) cores = std::min(cores, quota / period);
@@ -126,17 +176,6 @@ double cpu_quota() {
 // ---- free memory -----------------------------------------------------------------------------
 
 namespace {
-
-// Finds the number after `key` in lines like "MemAvailable:  123 kB" or "inactive_file 123".
-bool find_number(const std::string& path, const std::string& key, uint64_t& value) {
-    std::ifstream file(path);
-    for (std::string line; std::getline(file, line);) {
-        std::istringstream words(line);
-        std::string word;
-        if (words >> word && word == key && words >> value) return true;
-    }
-    return false;
-}
 
 // False if the file is missing or contains "max".
 bool read_number(const std::string& path, uint64_t& value) {
@@ -246,11 +285,11 @@ uint64_t left_in_cgroups(const std::string& root) {
 
 uint64_t free_memory(const std::string& root) {
     uint64_t left = kUnknown, kib = 0;
-    if (find_number(root + "/proc/meminfo", "MemAvailable:", kib)) left = kib << 10;
+    if (find_value(root + "/proc/meminfo", "MemAvailable:", kib)) left = kib << 10;
     left = std::min(left, left_in_cgroups(root));
     rlimit limit{};
     if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-        find_number(root + "/proc/self/status", "VmSize:", kib)) {
+        find_value(root + "/proc/self/status", "VmSize:", kib)) {
         const uint64_t space = limit.rlim_cur;
         left = std::min(left, space - std::min(space, kib << 10));
     }

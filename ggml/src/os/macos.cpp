@@ -49,18 +49,29 @@ int store(Handle file) {
 
 // ---- processors and memory -------------------------------------------------------------------
 
-int usable_cores() {
+namespace {
+
+// A number that the system tells by name; `otherwise` if it does not.
+int told(const char* name, int otherwise) {
+    int n = 0;
+    size_t size = sizeof(n);
+    return sysctlbyname(name, &n, &size, nullptr, 0) == 0 && n > 0 ? n : otherwise;
+}
+
+}  // namespace
+
+int usable_processors(const std::string&) {
     return int(std::max(1u, std::thread::hardware_concurrency()));
 }
 
-int fast_cores(const std::string&) {
-    int n = 0;
-    size_t size = sizeof(n);
-    const bool known = sysctlbyname("hw.perflevel0.logicalcpu", &n, &size, nullptr, 0) == 0;
-    return known && n > 0 ? n : usable_cores();
+Fast fast_processors(const std::string& root) {
+    const int all = usable_processors(root);
+    // Level 0 are the performance cores of Apple's processors; Intel's have no levels.
+    return {told("hw.perflevel0.logicalcpu", all),
+            told("hw.perflevel0.physicalcpu", told("hw.physicalcpu", all))};
 }
 
-double cpu_quota() {
+double cpu_quota(const std::string&) {
     return 1e9;
 }
 

@@ -113,13 +113,18 @@ uint64_t free_memory(const std::string& root);
 
 // ---- processors, threads, libraries ----------------------------------------------------------
 
-int usable_cores();  // that this process may run on, at least 1
+// root, here: of the file system, for tests.
+int usable_processors(const std::string& root);  // that this process may run on, at least 1
 // Of these, the ones that are at least half as fast as the fastest: in a phone, without the small
-// cores, for which the others would wait. root: of the file system, for tests.
-int fast_cores(const std::string& root);
-bool may_use_tiles();  // of AMX; on Linux alone
-double cpu_quota();    // how many of them it may use at a time; a large number if all
-double cpu_seconds();  // of this process's threads together
+// cores, for which the others would wait.
+struct Fast {
+    int processors;
+    int cores;  // that these belong to: two processors of one core share its arithmetic
+};
+Fast fast_processors(const std::string& root);
+double cpu_quota(const std::string& root);  // of processors at a time; a large number if all
+bool may_use_tiles();                       // of AMX; on Linux alone
+double cpu_seconds();                       // of this process's threads together
 // Calls this in every child of fork().
 void at_fork(void (*in_child)());
 

@@ -77,9 +77,23 @@ unsigned process_generation() {
     return forks.load(std::memory_order_relaxed);
 }
 
+namespace {
+
+int within_quota(int n, const std::string& root) {
+    const int quota = int(std::ceil(std::min(os::cpu_quota(root), 512.0)));
+    return std::max(1, std::min(n, quota));
+}
+
+}  // namespace
+
 int default_threads(const std::string& root) {
-    const int quota = int(std::ceil(std::min(os::cpu_quota(), 512.0)));
-    return std::max(1, std::min(os::fast_cores(root), quota));
+    const os::Fast fast = os::fast_processors(root);
+    return within_quota(std::max(fast.cores, std::min(2, fast.processors)), root);
+}
+
+int threads_used(int n, const std::string& root) {
+    if (n <= 0) return default_threads(root);
+    return std::min(n, within_quota(os::usable_processors(root), root));
 }
 
 double cpu_seconds() {
@@ -210,7 +224,7 @@ struct Threads::Pool {
     static std::unique_ptr<Pool> start(int n) {
         auto pool = std::make_unique<Pool>();
         // With more threads than cores, a spinning thread would delay the one that it waits for.
-        if (n > os::usable_cores()) pool->limit = Clock::duration::zero();
+        if (n > os::usable_processors("")) pool->limit = Clock::duration::zero();
         pool->active = n;
         try {
             for (int i = 1; i < n; i++) {

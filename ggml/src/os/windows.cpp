@@ -383,18 +383,61 @@ uint64_t free_memory(const std::string&) {
 
 // ---- processors, threads, libraries ----------------------------------------------------------
 
-int usable_cores() {
-    DWORD_PTR ours = 0, all = 0;
-    if (GetProcessAffinityMask(GetCurrentProcess(), &ours, &all) && ours != 0)
-        return __builtin_popcountll(ours);
-    return int(std::max(1u, std::thread::hardware_concurrency()));
+namespace {
+
+// The processors that this process may run on: a mask in one group of up to 64, or all.
+struct Allowed {
+    bool all = true;
+    GROUP_AFFINITY some{};
+
+    // How many of those that a mask names in its group.
+    int count(const GROUP_AFFINITY& of) const {
+        if (!all && of.Group != some.Group) return 0;
+        return __builtin_popcountll(all ? of.Mask : of.Mask & some.Mask);
+    }
+};
+
+Allowed allowed_processors() {
+    Allowed found;
+    DWORD_PTR ours = 0, system = 0;
+    // A process with threads in several groups is told 0: it may use all.
+    if (!GetProcessAffinityMask(GetCurrentProcess(), &ours, &system) || ours == 0) return found;
+    GetThreadGroupAffinity(GetCurrentThread(), &found.some);  // tells the group
+    found.some.Mask = ours;
+    found.all = false;
+    return found;
 }
 
-int fast_cores(const std::string&) {
-    return usable_cores();
+}  // namespace
+
+int usable_processors(const std::string&) {
+    const Allowed allowed = allowed_processors();
+    if (!allowed.all) return allowed.count(allowed.some);
+    const DWORD n = GetActiveProcessorCount(ALL_PROCESSOR_GROUPS);
+    return int(n != 0 ? n : std::max(1u, std::thread::hardware_concurrency()));
 }
 
-double cpu_quota() {
+Fast fast_processors(const std::string& root) {
+    const int n = usable_processors(root);
+    DWORD size = 0;
+    GetLogicalProcessorInformationEx(RelationProcessorCore, nullptr, &size);  // tells the size
+    const auto bytes = std::make_unique<uint8_t[]>(size);
+    using Entry = SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX;
+    if (!GetLogicalProcessorInformationEx(RelationProcessorCore,
+                                          reinterpret_cast<Entry*>(bytes.get()), &size))
+        return {n, n};
+    const Allowed allowed = allowed_processors();
+    int cores = 0;
+    DWORD step = 0;
+    for (DWORD at = 0; at < size; at += step) {
+        const auto* entry = reinterpret_cast<const Entry*>(bytes.get() + at);
+        step = std::max<DWORD>(entry->Size, 1);
+        cores += allowed.count(entry->Processor.GroupMask[0]) > 0;  // a core is of one group
+    }
+    return {n, cores > 0 ? cores : n};
+}
+
+double cpu_quota(const std::string&) {
     return 1e9;
 }
 
