@@ -68,8 +68,12 @@ pi_status pi_isa(const char** isa);
 /* Instruction sets that this build lacks, because it was made for the processor of one machine:
  * "amx, avx", for example; "" if it has all. */
 const char* pi_isas_left_out(void);
-/* Default number of threads: cores in the affinity mask, limited by the CPU quota, at most 512. */
+/* Default number of threads, 1..512: the physical cores of the affinity mask, without a phone's
+ * small ones, limited by the CPU quota; but two of two processors, which may seem one core. */
 int32_t pi_default_threads(void);
+/* How many threads compute where n_threads of the parameters below asks for n: at most as many as
+ * processors that the process may use at a time; 0: pi_default_threads(). */
+int32_t pi_threads_used(int32_t n);
 /* Bytes of RAM available to this process: the minimum over the system, its cgroups and RLIMIT_AS.
  */
 uint64_t pi_available_memory(void);
@@ -199,7 +203,7 @@ typedef struct pi_model_params {
     bool use_mlock;      /* keep weights in RAM */
     bool check_tensors;  /* refuse weights that are NaN or infinite */
     bool use_gpu_index;  /* read PowerInfer's placement PATH.generated.gpuidx if it exists */
-    int32_t n_threads;   /* for loading, 0..512; 0: pi_default_threads() */
+    int32_t n_threads;   /* for loading, 0..512: pi_threads_used() of it */
     uint64_t ram_budget; /* bytes for model and sessions together; 0: what is free */
     pi_progress_callback progress; /* or NULL */
     void* progress_data;
@@ -302,7 +306,7 @@ struct pi_session_params {
     int32_t n_ubatch;        /* rows computed at once, 1..n_batch (larger: n_batch) */
     int32_t n_logits;        /* rows per call whose results can be kept; 0: n_batch */
     int32_t n_seq;           /* sequences, each with up to n_ctx positions, 1..256 */
-    int32_t n_threads;       /* for calls with one row, 0..512; 0: pi_default_threads() */
+    int32_t n_threads;       /* for calls with one row, 0..512: pi_threads_used() of it */
     int32_t n_threads_batch; /* for calls with several rows; 0: n_threads */
     uint32_t type_k;         /* GGUF type id of the KV cache: F32 (0), F16 (1) or Q8_0 (8) */
     uint32_t type_v;         /* the same as type_k */

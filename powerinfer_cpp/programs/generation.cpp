@@ -100,13 +100,13 @@ void Generation::read_prompt() {
 void Generation::print_settings(const pi_session_params& session) const {
     const pi_model* m = model_.get();
     const pi_sampler_params& s = options_.sampler;
-    const int32_t threads = session.n_threads > 0 ? session.n_threads : pi_default_threads();
-    const int32_t batch = session.n_threads_batch > 0 ? session.n_threads_batch : threads;
+    const int32_t one = session.n_threads, batch = session.n_threads_batch;
     say("model: %s, %s, %.2f M parameters, %.1f MiB\n", one_line(pi_model_architecture(m)).c_str(),
         one_line(pi_model_activation(m)).c_str(), double(pi_model_n_params(m)) * 1e-6,
         double(pi_model_n_bytes(m)) / (1 << 20));
-    say("system: threads = %d, threads for the prompt = %d, %s, context = %d\n", int(threads),
-        int(batch), isa().c_str(), int(pi_session_n_ctx(session_.get())));
+    say("system: threads = %d, threads for the prompt = %d, %s, context = %d\n",
+        int(pi_threads_used(one)), int(pi_threads_used(batch > 0 ? batch : one)), isa().c_str(),
+        int(pi_session_n_ctx(session_.get())));
     say("sampler: seed = %" PRIu64
         ", repeat-last-n = %d, repeat-penalty = %g, frequency-penalty = "
         "%g, presence-penalty = %g, top-k = %d, typical = %g, top-p = %g, min-p = %g, "

@@ -142,7 +142,12 @@ class LlamaTokens:
     @property
     def context_params(self) -> SimpleNamespace:
         """The session's parameters: n_ctx, n_batch, n_threads, ..."""
-        return SimpleNamespace(**{**self._runtime.options.session, "n_ctx": self.n_ctx()})
+        used = {
+            "n_ctx": self.n_ctx(),
+            "n_threads": self.n_threads,
+            "n_threads_batch": self.n_threads_batch,
+        }
+        return SimpleNamespace(**{**self._runtime.options.session, **used})
 
     @property
     def n_batch(self) -> int:
@@ -152,12 +157,13 @@ class LlamaTokens:
     @property
     def n_threads(self) -> int:
         """Threads that compute one token."""
-        return self._runtime.options.session["n_threads"] or lib.pi_default_threads()
+        return int(lib.pi_threads_used(self._runtime.options.session["n_threads"]))
 
     @property
     def n_threads_batch(self) -> int:
         """Threads that compute several tokens at once."""
-        return self._runtime.options.session["n_threads_batch"] or self.n_threads
+        batch = self._runtime.options.session["n_threads_batch"]
+        return int(lib.pi_threads_used(batch)) if batch else self.n_threads
 
     @property
     def chat_format(self) -> str | None:

@@ -122,6 +122,40 @@ static void test_bits(const pi_model* m, const float* expected) {
     }
 }
 
+static void keep_message(int32_t level, const char* message, void* data) {
+    if (level == 2) snprintf(data, 200, "%s", message);
+}
+
+/* More threads than processors are said to be so many, and take no memory. */
+static void test_threads_used(const pi_model* m) {
+    const int32_t most = pi_threads_used(512);
+    CHECK(pi_threads_used(0) == pi_default_threads() && pi_default_threads() <= most);
+    CHECK(pi_threads_used(1) == 1 && pi_threads_used(most) == most && most <= 512);
+    uint64_t bytes[2] = {0, 0};
+    char said[2][200] = {"", ""}, numbers[80];
+    for (int i = 0; i < 2 && most < 512; i++) {
+        pi_session_params params = session_params(64, 1);
+        params.n_threads_batch = most + i;
+        params.log = keep_message;
+        params.log_data = said[i];
+        const uint64_t before = pi_model_reserved(m);
+        pi_session* s = new_session(m, &params);
+        bytes[i] = pi_model_reserved(m) - before;
+        pi_session_free(s);
+        pi_plan* plan = NULL;
+        OK(pi_model_plan(m, &params, &plan));
+        for (int32_t k = 0; k < pi_plan_n_parts(plan); k++) {
+            pi_plan_part part = {.struct_size = sizeof part};
+            OK(pi_plan_part_at(plan, k, &part));
+            if (!strcmp(part.name, "scratch")) bytes[i] += part.n_bytes;
+        }
+        pi_plan_free(plan);
+    }
+    snprintf(numbers, sizeof numbers, "%d threads were asked for, %d are used", most + 1, most);
+    CHECK(bytes[0] == bytes[1] && !said[0][0]);
+    CHECK(most == 512 || !strncmp(said[1], numbers, strlen(numbers)));
+}
+
 /* Three sequences in the same calls: the text, the text two tokens later, and random tokens. */
 static void test_sequences(const pi_model* m, const float* expected) {
     const size_t row = (size_t)pi_model_n_vocab(m);
@@ -366,6 +400,7 @@ int main(int argc, char** argv) {
     float* expected = reference(m, 1);
     test_refused_rows(m);
     test_bits(m, expected);
+    test_threads_used(m);
     test_sequences(m, expected);
     test_should_stop(m, expected);
     test_saved_sequence(m, expected);

@@ -100,6 +100,17 @@ def test_positions_of_a_context(path: Path, tmp_path: Path, capfd: pytest.Captur
     assert len(said) == 1 and "a context of 300 positions goes beyond the 256" in said[0]
 
 
+def test_more_threads_than_processors_are_said(path: Path, capfd: pytest.CaptureFixture) -> None:
+    with Llama(path, n_threads=512) as llm:
+        used = llm.n_threads
+        assert llm.n_threads_batch == used
+        llm(PROMPT, max_tokens=2)
+    said = [line for line in capfd.readouterr().err.splitlines() if "asked for" in line]
+    assert len(said) == 1 and f"512 threads were asked for, {used} are used" in said[0]
+    Llama(path, n_threads=used).close()
+    assert "asked for" not in capfd.readouterr().err
+
+
 def test_options_for_a_gpu_are_said_to_be_in_vain(path: Path, capfd: pytest.CaptureFixture) -> None:
     Llama(path, n_gpu_layers=-1, vram_budget=8).close()
     lines = [line for line in capfd.readouterr().err.splitlines() if "without effect" in line]

@@ -140,6 +140,13 @@ def test_a_context_beyond_the_training_is_said(main):
     assert b"training" not in main("-c", "1024", "-n", "1").stderr
 
 
+def test_more_threads_than_processors_are_said(main):
+    said = main("-t", "511", "-tb", "512", "-n", "1").stderr.decode()
+    used = re.search("512 threads were asked for, ([0-9]+) are used", said).group(1)
+    assert f"threads = {used}, threads for the prompt = {used}," in said
+    assert "asked for" not in main("-t", used, "-n", "1").stderr.decode()
+
+
 def test_escapes(main):
     text = r"a\n\t\"\'\\\x41\q\x4"
     assert main("-p", text, "-n", "0", "--no-escape").stdout == text.encode() + b"\n"

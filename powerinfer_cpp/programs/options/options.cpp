@@ -362,7 +362,7 @@ const Option table[] = {
      set_flag<&Options::prompt_cache_read_only, true>},
     {"--ignore-eos", nullptr, "never choose a token that ends the text",
      set_flag<&Options::ignore_eos, true>},
-    {"-t, --threads", "N", "threads (default: the cores that this process may use)",
+    {"-t, --threads", "N", "threads (default: the physical cores that this process may use)",
      [](Options& o, Text option, Text value) { o.n_threads = threads(option, value); }},
     {"-tb, --threads-batch", "N", "threads for the prompt (default: as -t)",
      [](Options& o, Text option, Text value) { o.n_threads_batch = threads(option, value); }},

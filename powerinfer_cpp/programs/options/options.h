@@ -45,7 +45,7 @@ struct Options {
     int32_t n_predict = -1;  // -1: until an end token or until the context is full
     int32_t n_ctx = -1;      // -1: the model's, at most 4096; 0: the model's
     int32_t n_batch = 2048, n_ubatch = 512;
-    int32_t n_threads = 0, n_threads_batch = 0;  // 0: pi_default_threads(), n_threads
+    int32_t n_threads = 0, n_threads_batch = 0;  // 0: the default, n_threads
     bool mmap = true, mlock = false, check_tensors = false, op_offload = true, bundle = true;
     bool allow_unknown = false, mmap_anyway = false;
     pi_placement placement = PI_PLACEMENT_FILE;

@@ -114,6 +114,10 @@ int32_t pi_default_threads(void) {
     return guarded_or(1, [] { return int32_t(ggml::default_threads()); });
 }
 
+int32_t pi_threads_used(int32_t n) {
+    return guarded_or(1, [&] { return int32_t(ggml::threads_used(n)); });
+}
+
 uint64_t pi_available_memory(void) {
     return guarded_or(uint64_t(0), [] { return uint64_t(ggml::available_memory()); });
 }

@@ -21,7 +21,7 @@ class Loader {
     Loader(Model& model, const pi_model_params& params)
         : model_(model),
           params_(params),
-          context_(params.n_threads > 0 ? params.n_threads : ggml::default_threads()),
+          context_(ggml::threads_used(params.n_threads)),
           reader_(model.file, context_.threads, *model.budget, to_read()) {}
 
     void run() {

@@ -165,7 +165,7 @@ std::unique_ptr<ExpertStore> open_experts(const Model& m, const pi_model_params&
         wanted = store->wanted(load_resident(path, owner_of(m)));
     }
     if (wanted.empty()) return store;
-    ggml::Context context(params.n_threads > 0 ? params.n_threads : ggml::default_threads());
+    ggml::Context context(ggml::threads_used(params.n_threads));
     store->fill(context, wanted, seconds, [&](float fraction) {
         if (params.progress && !params.progress(fraction, params.progress_data)) {
             throw Error(Code::cancelled, "loading was cancelled");

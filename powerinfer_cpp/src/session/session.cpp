@@ -46,7 +46,6 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     : model(std::move(m)),
       params(session_params_for(*model, asked)),
       context(std::max(params.n_threads, params.n_threads_batch)),
-      cores_(ggml::default_threads()),
       predicted_(is_predicted(*model, params.sparse)) {
     const Config& c = model->config;
     if (params.sparse == PI_SPARSE_PREDICTOR && !c.has_predictors) {
@@ -99,6 +98,12 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     }
     counts = Counts(model->ffns.size());
     audit = Audit(model->ffns.size());
+    const int32_t threads = std::max(asked.n_threads, asked.n_threads_batch);
+    if (threads > context.threads.size()) {
+        log(2, format("%d threads were asked for, %d are used: this process may use no more "
+                      "processors at a time",
+                      threads, context.threads.size()));
+    }
     if (params.n_ctx > c.n_ctx && c.n_ctx > 0) {
         log(2, format("%s: a context of %d positions goes beyond the %lld of its training; texts "
                       "get worse there",
@@ -188,9 +193,7 @@ void Session::eval(const pi_batch& b) {
     const std::vector<int64_t> added = check(b);
     result_at_.assign(size_t(b.n), -1);
     n_kept_ = 0;
-    // More threads than cores are slower: 4 threads on 2 cores decoded 25% slower than 2. Results
-    // do not depend on the number.
-    context.threads.limit(std::min(b.n == 1 ? params.n_threads : params.n_threads_batch, cores_));
+    context.threads.limit(b.n == 1 ? params.n_threads : params.n_threads_batch);
     record.begin(b.n);
     NeuronSource source(model->store.get(), model->experts.get(), counts.stored);
     uint64_t lent = 0;
@@ -248,7 +251,7 @@ Guess Session::guess(int32_t seq, int32_t token) {
     added[size_t(seq)] = 1;
     require_room(n + 1);
     sequences_.require_pages("a guess", sequences_.pages_for(added.data()), 0);
-    context.threads.limit(std::min(params.n_threads, cores_));
+    context.threads.limit(params.n_threads);
     const States& states = sequences_.states();
     const float* const row =
         states.slot(state->slot) + states.layout().state[size_t(model->config.n_layer)];
@@ -357,7 +360,7 @@ void Session::sample(Sampler* const* samplers, const int32_t* rows, int32_t n, i
             throw Error(e.code(), format("row %d: %s", rows[i], e.what()));
         }
     }
-    context.threads.limit(std::min(n == 1 ? params.n_threads : params.n_threads_batch, cores_));
+    context.threads.limit(n == 1 ? params.n_threads : params.n_threads_batch);
     std::vector<int32_t> chosen(size_t(n), 0);  // the caller's tokens change only on success
     context.threads.run(n, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; i++) {
@@ -423,7 +426,7 @@ void Session::restate(int32_t from, int32_t to, int64_t n) {
     if (from == to && n == sequences_.length(to)) return;
     sequences_.copy(from, to, n, *state);
     if (!state->rows) return;
-    context.threads.limit(std::min(params.n_threads_batch, cores_));
+    context.threads.limit(params.n_threads_batch);
     const States& states = sequences_.states();
     const Sequences::Fold fold = sequences_.fold(to);
     replay(context, *model, states.layout(), work_, params.n_ubatch, states.entered(from, 0),

@@ -99,7 +99,6 @@ class Session {
     // the disk has memory for them, since each neuron is read once for all: `bytes` of it.
     int32_t rows_at_once(int32_t n, uint64_t& bytes) const;
 
-    const int cores_;       // the most threads to use: more would compete for cores
     const bool predicted_;  // some layer uses its predictor
     Reservation reserved_, device_reserved_;
     std::vector<ggml::Memory> memory_;  // one per part of the plan

@@ -115,7 +115,7 @@ def add_model_arguments(
         "--threads",
         type=whole_or_auto(1),
         metavar="N",
-        help="threads (default, and -1: the usable CPUs)",
+        help="threads (default, and -1: the usable physical cores)",
     )
     parser.add_argument(
         "-b", "--batch-size", type=whole(1), default=n_batch, metavar="N", help="tokens per call"

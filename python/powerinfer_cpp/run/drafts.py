@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .._native import lib
 from ..core.context import ROWS_KEPT
 from ..core.errors import ContextOverflowError
 from ..core.gguf import Gguf
@@ -145,8 +146,8 @@ class DraftFile:
 class FileDraft(ModelDraft):
     """A draft model of a file, for one text or for several that take turns.
 
-    n_ctx: positions of a text. n_threads: 0 for all. n_texts: that are written at the same time.
-    fields: further pi_model_params. Raises what `Model` and `Session` raise.
+    n_ctx: positions of a text. n_threads: 0 for the default. n_texts: that are written at the same
+    time. fields: further pi_model_params. Raises what `Model` and `Session` raise.
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class FileDraft(ModelDraft):
     ):
         with Gguf(str(file.path)) as gguf:
             room = fields_of(n_texts, n_ctx, None, N_BATCH, has_states=gguf.has_states)
+        n_threads = lib.pi_threads_used(n_threads)  # that it is less than asked for was said
         room |= {"n_ctx": n_ctx, "n_threads": n_threads, "n_threads_batch": n_threads}
         model = Model(str(file.path), None, False, room, n_threads=n_threads, **fields)
         super().__init__(model, file.num_pred_tokens, file.p_min)

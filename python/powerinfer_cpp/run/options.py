@@ -93,7 +93,8 @@ class Options:
 
         **Threads**
 
-        - n_threads: that compute one token. None: the CPUs that this process may use.
+        - n_threads: that compute one token. None: the physical cores that this process may use,
+          without a phone's small ones. Not more than its processors are used.
         - n_threads_batch: that compute several tokens. None: n_threads.
 
         **The device** (without these options only the CPU computes)

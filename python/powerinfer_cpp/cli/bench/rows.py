@@ -55,7 +55,7 @@ def fixed(args: argparse.Namespace, model: Model, loading: dict[str, Any]) -> di
         "model_n_params": model.n_params,
         "n_batch": args.batch_size,
         "n_ubatch": args.ubatch_size,
-        "n_threads": args.threads or lib.pi_default_threads(),
+        "n_threads": lib.pi_threads_used(args.threads or 0),
         "type_k": args.cache_type_k,
         "type_v": args.cache_type_v,
         "n_gpu_layers": loading.get("n_gpu_layers", 0),
