@@ -57,23 +57,30 @@ class Groups {
 
     // y += what all experts give.
     void run(float* y, const Beside& beside) {
-        request_whole(p_, part_, 0);
-        while (choose()) {
-            place();
-            if (beside.part && !with_beside_) add_beside(beside);
+        bool waits = beside.part;  // for the first group
+        while (choose(waits)) {
+            const bool any = !group_.empty();
+            if (any) place();
+            if (waits) add_beside(beside);
+            waits = false;
             compute_blocks(p_, group_);
             group_.clear();  // ends the use of the weights
-            if (!keeps_) add_experts(p_, here_, b_.out, width_of(p_, part_), y);
+            if (any && !keeps_) add(here_, y);
         }
-        if (keeps_)
-            add_experts(p_, {0, b_.chosen.first[part_.n_blocks()]}, b_.out, width_of(p_, part_), y);
+        if (keeps_) add(chosen_rows(p_, 0, part_.n_blocks()), y);
     }
 
  private:
     ChosenRows rows_of(int64_t expert) const { return chosen_rows(p_, expert, expert + 1); }
 
-    // Opens the experts of the next group. false: all have been computed.
-    bool choose() {
+    void add(const ChosenRows& rows, float* y) {
+        add_experts(p_, rows, b_.out, width_of(p_, part_), y);
+    }
+
+    // Opens the experts of the next group. If the disk has to bring the next one and something else
+    // can be computed, the group is empty. false: all have been computed.
+    bool choose(bool something_else) {
+        request_whole(p_, part_, first_);  // room may have become free
         int64_t rows = 0, first = -1;
         for (int64_t e = first_; e < part_.n_blocks(); e++) {
             if (b_.computed[e]) {
@@ -88,10 +95,7 @@ class Groups {
             open(e);
         }
         if (first < 0) return false;
-        if (group_.empty()) {
-            request_whole(p_, part_, first);
-            open(first);
-        }
+        if (group_.empty() && !something_else) open(first);
         return true;
     }
     void open(int64_t expert) {
@@ -131,7 +135,6 @@ class Groups {
         block.x = beside.x->get(p_.context, block.wants_q8());
         block.y = beside.y;
         group_.push_back(std::move(block));
-        with_beside_ = true;
     }
 
     const Pass& p_;
@@ -139,7 +142,7 @@ class Groups {
     MixtureRows& b_;
     ggml::SharedInput& x_;
     const bool one_row_;
-    bool keeps_, with_beside_ = false;
+    bool keeps_;
     int64_t room_, first_ = 0;  // rows of a group; the first expert that has not been computed
     std::vector<FfnBlock> group_;
     ChosenRows here_ = {};  // that are gathered
