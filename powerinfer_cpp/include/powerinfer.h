@@ -61,8 +61,8 @@ const char* pi_version(void);
 /* A number that is raised by every version in which the rounding of any result changes. Saved
  * sequences (pi_sequence_save) of another number are refused. */
 int32_t pi_numerics(void);
-/* Instruction set of the kernels: "amx", "vbmi", "avx512", "vnni", "avx2" or "avx" on x86,
- * "neon_i8mm" or "neon" on ARM, or "generic". The environment variable GGML_ISA selects one;
+/* Instruction set of the kernels: "amx", "vbmi", "avx512", "vnni", "avxvnni", "avx2" or "avx" on
+ * x86, "neon_i8mm" or "neon" on ARM, or "generic". The environment variable GGML_ISA selects one;
  * PI_ERROR_UNSUPPORTED if that cannot run here. */
 pi_status pi_isa(const char** isa);
 /* Instruction sets that this build lacks, because it was made for the processor of one machine:

@@ -13,7 +13,7 @@ import pytest
 from builds import CPU, build
 
 DATA = "DW.ref."  # addresses that the linker shares, no code
-ISAS = ("avx", "avx2", "vnni", "avx512", "vbmi", "amx", "neon", "neon_i8mm")
+ISAS = ("avx", "avx2", "avxvnni", "vnni", "avx512", "vbmi", "amx", "neon", "neon_i8mm")
 
 
 def shared(isa: str, made: Path) -> list[str]:

@@ -24,7 +24,7 @@ from powerinfer_cpp import Llama, UnsupportedModelError
 
 N_TOKENS, N_CTX, TRAINED = 200, 256, 64
 HEAD_DIM = 40  # twenty pairs: more than a register's, and a rest
-EVERY = ("generic", "avx", "avx2", "vnni", "avx512", "vbmi", "amx", "neon", "neon_i8mm")
+EVERY = ("generic", "avx", "avx2", "avxvnni", "vnni", "avx512", "vbmi", "amx", "neon", "neon_i8mm")
 SHORT, LONG = np.linspace(1, 2, HEAD_DIM // 2), np.geomspace(1, 30, HEAD_DIM // 2)
 
 

@@ -55,6 +55,14 @@ bool has_avx2() {
     return (c & both) == both && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & avx2);
 }
 
+// AVX2 and its own products of bytes: Alder Lake (also N100), Zen 5 or later. Leaf 7 has nothing but
+// zeros where it ends before subleaf 1.
+bool has_avxvnni() {
+    unsigned a, b, c, d;
+    constexpr unsigned avxvnni = 1u << 4;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & avxvnni);
+}
+
 // AVX-512 F, DQ, BW, VL and VNNI: Cascade Lake and Zen 4 or later.
 bool has_avx512() {
     unsigned a, b, c, d;
@@ -142,7 +150,7 @@ constexpr Isa kIsas[] = {
     ISA(amx),
 #endif
 #ifdef GGML_X86
-    ISA(vbmi),      ISA(avx512), ISA(vnni), ISA(avx2), ISA(avx),
+    ISA(vbmi),      ISA(avx512), ISA(vnni), ISA(avxvnni), ISA(avx2), ISA(avx),
 #endif
 #ifdef GGML_ARM
     ISA(neon_i8mm), ISA(neon),

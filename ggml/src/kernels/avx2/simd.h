@@ -1,5 +1,5 @@
-// The vocabulary of cpu/simd.h for AVX2, FMA and F16C; and for vnni, which has AVX-512's products
-// of bytes besides, in registers of 256 bits.
+// The vocabulary of cpu/simd.h for AVX2, FMA and F16C; and for vnni and avxvnni, which have products
+// of bytes besides: the same instruction in AVX-512's encoding, and in AVX's.
 #pragma once
 
 #include <immintrin.h>
@@ -9,12 +9,17 @@
 
 #include "ggml/blocks.h"
 
-#ifdef __AVX512VNNI__
+#if defined(__AVX512VNNI__)
 #define GGML_ISA vnni
-#define GGML_STRIPS_ALONE  // the other kernels are avx2's or avx512's, but for
-#define GGML_FREQUENT_NEURONS
+#elif defined(__AVXVNNI__)
+#define GGML_ISA avxvnni
 #else
 #define GGML_ISA avx2
+#endif
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define GGML_ADDS_BYTES
+#define GGML_STRIPS_ALONE  // the other kernels are avx2's or avx512's, but for
+#define GGML_FREQUENT_NEURONS
 #endif
 
 #include "kernels/avx/floats.h"
@@ -328,16 +333,19 @@ inline i256 code_totals(const i256 (&v)[8]) {
                             _mm256_permute2x128_si256(a, b, 0x31));
 }
 
-#ifdef __AVX512VNNI__
-#define GGML_ADDS_BYTES
+#ifdef GGML_ADDS_BYTES
 inline i256 add_byte_products(i256 sum, i256 bytes, i256 x) {
+#ifdef __AVX512VNNI__
     return _mm256_dpbusd_epi32(sum, bytes, x);
+#else
+    return _mm256_dpbusd_avx_epi32(sum, bytes, x);
+#endif
 }
 inline i256 shift_right_signed32(i256 a, int n) {
     return _mm256_srai_epi32(a, n);
 }
 inline i256 code_products(i256 codes, i256 x) {
-    return _mm256_dpbusd_epi32(_mm256_setzero_si256(), codes, x);
+    return add_byte_products(_mm256_setzero_si256(), codes, x);
 }
 
 // A factor is the 32-bit integer of its lane.
@@ -353,8 +361,8 @@ template <int bits, typename X>
 inline i256 products32(const i256 (&w)[8], const X& x) {
     i256 even = _mm256_setzero_si256(), odd = even;
     for (int v = 0; v < 8; v += 2) {
-        even = _mm256_dpbusd_epi32(even, w[v], x[v]);
-        odd = _mm256_dpbusd_epi32(odd, w[v + 1], x[v + 1]);
+        even = add_byte_products(even, w[v], x[v]);
+        odd = add_byte_products(odd, w[v + 1], x[v + 1]);
     }
     return _mm256_add_epi32(even, odd);
 }
@@ -365,7 +373,7 @@ inline i256 products32(const i256 (&w)[8], const X& x, i256 factor) {
 template <int sums, int v, typename X>
 inline i256 products16(const i256 (&w)[8], const X& x, i256 factor) {
     i256 sum = _mm256_setzero_si256();
-    for (int i = v; i < v + 4; i++) sum = _mm256_dpbusd_epi32(sum, w[i], x[i]);
+    for (int i = v; i < v + 4; i++) sum = add_byte_products(sum, w[i], x[i]);
     return _mm256_mullo_epi32(sum, factor);
 }
 
@@ -376,7 +384,7 @@ inline void signed_products32(const W& weights, const X& x, i256 (&sum)[T]) {
     for (int v = 0; v < 8; v++) {
         const i256 w = weights(v), magnitude = _mm256_abs_epi8(w);
         for (int t = 0; t < T; t++) {
-            sum[t] = _mm256_dpbusd_epi32(sum[t], magnitude, _mm256_sign_epi8(x(t)[v], w));
+            sum[t] = add_byte_products(sum[t], magnitude, _mm256_sign_epi8(x(t)[v], w));
         }
     }
 }
