@@ -55,8 +55,7 @@ bool has_avx2() {
     return (c & both) == both && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & avx2);
 }
 
-// AVX2 and its own products of bytes: Alder Lake (also N100), Zen 5 or later. Leaf 7 has nothing but
-// zeros where it ends before subleaf 1.
+// AVX-VNNI: Alder Lake (also N100) and Zen 5 or later. Without a subleaf 1 of leaf 7, it is zeros.
 bool has_avxvnni() {
     unsigned a, b, c, d;
     constexpr unsigned avxvnni = 1u << 4;

@@ -56,8 +56,9 @@
 //   products32<bits>(w, x)                    32 columns with unsigned weights of so many bits
 //   products32<bits>(w, x, factor)            times an integer factor of each lane
 //   products16<sums, v>(w, x, factor)         16 columns from group v on; so many 16-bit sums fit
-//   signed_products32(w, x, sums)             32 columns x(t) of several tokens t with signed
-//                                             weights, which are w(v) for group v
+//   signed_products32(w, x, sum8, sums)       32 columns x(t) of several tokens t with signed
+//                                             weights, which are w(v) for group v; sum8(t) is 8
+//                                             times the sum of the columns
 //   add_byte_products, shift_right_signed32   where GGML_ADDS_BYTES: four products of any unsigned
 //                                             bytes with signed ones, added to each lane
 //   kTurnsActivations                         of signed weights, do the words above need magnitudes

@@ -365,8 +365,8 @@ inline i256 products32(const i256 (&w)[8], const X& x, i256 factor = splat16(1))
     return add32(add_pairs(even, factor), add_pairs(odd, factor));
 }
 
-template <int T, typename W, typename X>
-inline void signed_products32(const W& weights, const X& x, i256 (&sum)[T]) {
+template <int T, typename W, typename X, typename Sum8>
+inline void signed_products32(const W& weights, const X& x, const Sum8&, i256 (&sum)[T]) {
     const i256 ones = splat16(1);
     for (int t = 0; t < T; t++) sum[t] = splat32(0);
     for (int v = 0; v < 8; v++) {

@@ -1,5 +1,5 @@
-// The vocabulary of cpu/simd.h for AVX2, FMA and F16C; and for vnni and avxvnni, which have products
-// of bytes besides: the same instruction in AVX-512's encoding, and in AVX's.
+// The vocabulary of cpu/simd.h for AVX2, FMA and F16C; and for vnni and avxvnni, which have the
+// same products of bytes besides, in the encoding of AVX-512 and of AVX.
 #pragma once
 
 #include <immintrin.h>
@@ -377,16 +377,16 @@ inline i256 products16(const i256 (&w)[8], const X& x, i256 factor) {
     return _mm256_mullo_epi32(sum, factor);
 }
 
-// Multiplies |w| by x with the sign of w.
-template <int T, typename W, typename X>
-inline void signed_products32(const W& weights, const X& x, i256 (&sum)[T]) {
+// Multiplies w + 128, which is unsigned, and subtracts 128 times the sum of the activations.
+// AVX-VNNI-INT8 (bit 4 of EDX where AVX-VNNI is bit 4 of EAX) would do without.
+template <int T, typename W, typename X, typename Sum8>
+inline void signed_products32(const W& weights, const X& x, const Sum8& sum8, i256 (&sum)[T]) {
     for (int t = 0; t < T; t++) sum[t] = _mm256_setzero_si256();
     for (int v = 0; v < 8; v++) {
-        const i256 w = weights(v), magnitude = _mm256_abs_epi8(w);
-        for (int t = 0; t < T; t++) {
-            sum[t] = add_byte_products(sum[t], magnitude, _mm256_sign_epi8(x(t)[v], w));
-        }
+        const i256 w = weights(v) ^ splat8(-128);
+        for (int t = 0; t < T; t++) sum[t] = add_byte_products(sum[t], w, x(t)[v]);
     }
+    for (int t = 0; t < T; t++) sum[t] = sub32(sum[t], shift_left32(sum8(t), 4));
 }
 #else
 inline i256 code_products(i256 codes, i256 x) {
@@ -430,8 +430,8 @@ inline i256 products32(const i256 (&w)[8], const X& x, i256 factor = splat16(1))
 
 // Multiplies |w| by x with the sign of w. A sum of two such products, 2 * 128 * 127, fits 16 bits,
 // but adding a second one would not, so every pair is widened at once.
-template <int T, typename W, typename X>
-inline void signed_products32(const W& weights, const X& x, i256 (&sum)[T]) {
+template <int T, typename W, typename X, typename Sum8>
+inline void signed_products32(const W& weights, const X& x, const Sum8&, i256 (&sum)[T]) {
     const i256 ones = splat16(1);
     for (int t = 0; t < T; t++) sum[t] = _mm256_setzero_si256();
     for (int v = 0; v < 8; v++) {

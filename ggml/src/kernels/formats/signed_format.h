@@ -18,7 +18,8 @@ struct SignedFormat {
             const int64_t b = first + j;
             i256 product[T];
             signed_products32([&](int v) { return F::weights(w, j, v); },
-                              [&](int t) { return x.values(t, b); }, product);
+                              [&](int t) { return x.values(t, b); },
+                              [&](int t) { return x.sum8(t, b); }, product);
             const f32x8 scales = F::scales(w, j);
             for (int t = 0; t < T; t++) {
                 sum[t] = add_block(sum[t], scales, x.scale(t, b), product[t]);

@@ -440,8 +440,8 @@ inline void signed_products32(const W& weights, const X& x, i256 (&sum)[T],
         add_signed_products16(weights, 4 * h, {values16(x(t), h)...}, sum);
     }
 }
-template <int T, typename W, typename X>
-inline void signed_products32(const W& weights, const X& x, i256 (&sum)[T]) {
+template <int T, typename W, typename X, typename Sum8>
+inline void signed_products32(const W& weights, const X& x, const Sum8&, i256 (&sum)[T]) {
     signed_products32(weights, x, sum, std::make_integer_sequence<int, T>());
 }
 
