@@ -211,8 +211,8 @@ int32_t ExpertPages::done(uint64_t tag, bool failed) {
     Landing& l = landings_[tag / kMatrices];
     const int32_t block = l.guess || l.dropped ? -1 : l.block;
     l.matrix[tag % kMatrices].n_done++;
-    if (failed && l.guess && !l.dropped) return drop(l), block;
-    free_dropped(l);
+    const bool give_up = failed && l.guess && !l.dropped;
+    give_up ? drop(l) : free_dropped(l);
     return block;
 }
 

@@ -47,8 +47,8 @@ void adapt(const Pass& p, const FfnBlock& block, const Values& values) {
     if (block.part.share) p.adapters.add(p.context, block.x, &block.part.share, b.share);
 }
 
-// Turns products with gate and up into the values that down reads, where those with gate were: all
-// at once of blocks with the same activation.
+// Turns products with gate and up into the values that down reads. They take the place of those
+// with gate. Neighbours with the same activation are computed in one call.
 void activate(const Pass& p, const std::vector<FfnBlock>& blocks) {
     const FfnRows& b = p.work.ffn;
     const ggml::Activation act = p.model.config.activation;
