@@ -343,14 +343,24 @@ struct pi_session_params {
     float yarn_beta_fast;   /* turns in training from which a frequency stays; negative: the
                              * file's */
     float yarn_beta_slow;   /* turns up to which it is scaled; negative: the file's */
-    /* Positions of sequences from which they can be continued, if the model has states (see
-     * pi_model_has_states), 0..64; negative: 8, or what a sixteenth of the budget has room for. */
+    /* Positions of sequences from which they can be continued, if the model has states or windows
+     * (see pi_sequence_truncate), 0..64; negative: 8, or what a sixteenth of the budget has room
+     * for. */
     int32_t n_checkpoints;
+    /* Sequences that are continued in turn, 1..n_seq; 0: n_seq. Layers with a window have room for
+     * the windows of so many; the others must be empty or rest (pi_sequence_rest). Of use only for
+     * models with windows (pi_model_has_windows). */
+    int32_t n_active;
+    /* Positions behind windows of all sequences together that layers with a window keep, to cut
+     * sequences there. They are the first to go when pages are wanted. n_kv or more: all of them;
+     * negative: what a quarter of the RAM takes that the budget leaves beside the model and its
+     * sessions, and none if the model runs from storage. */
+    int64_t n_kv_old;
 };
 
 /* Defaults: use_mmap, use_gpu_index, op_offload and bundle true; n_ctx, n_batch and n_ubatch 512,
- * n_seq 1, type_k and type_v F16, sparse_threshold NaN, n_gpu_layers, n_checkpoints, rope_scaling
- * and yarn_* (but not yarn_orig_ctx) -1; everything else 0. */
+ * n_seq 1, type_k and type_v F16, sparse_threshold NaN, n_gpu_layers, n_checkpoints, n_kv_old,
+ * rope_scaling and yarn_* (but not yarn_orig_ctx) -1; everything else 0. */
 pi_model_params pi_model_default_params(void);
 pi_session_params pi_session_default_params(void);
 
@@ -362,8 +372,8 @@ typedef struct pi_plan_part {
     size_t struct_size; /* sizeof(pi_plan_part) */
     const char* tier;   /* "ram", "gpu" */
     const char* name;   /* "attention", "ffn", "embedding", "head", "norms", "predictor", "kv",
-                         * "states", "scratch", "results", "record", "exchange", "context", "cache",
-                         * "staging", "tables", "process" */
+                         * "kv_old" (n_kv_old), "states", "scratch", "results", "record",
+                         * "exchange", "context", "cache", "staging", "tables", "process" */
     int32_t layer;      /* -1: not of one layer */
     uint64_t n_bytes;
 } pi_plan_part;
@@ -399,10 +409,11 @@ pi_status pi_plan_storage(const pi_plan* plan, pi_storage_plan* out);
 typedef struct pi_way {
     size_t struct_size; /* sizeof(pi_way) */
     /* A member of pi_session_params, for `value` in place of the plan's ("n_ubatch", "n_logits",
-     * "n_batch", "type_k" and "type_v", "n_checkpoints", "n_kv", "n_ctx"); "ram_budget": of
-     * pi_model_params; "convert": the file with neuron rows, which can stay on the disk;
-     * "quantize", or "requantize" if it is quantised already: the file in the type with the id
-     * `value`; last "mmap_anyway": of pi_model_params, with which each token reads `value` bytes */
+     * "n_batch", "type_k" and "type_v", "n_kv_old", "n_checkpoints", "n_kv", "n_ctx");
+     * "ram_budget": of pi_model_params; "convert": the file with neuron rows, which can stay on the
+     * disk; "quantize", or "requantize" if it is quantised already: the file in the type with the
+     * id `value`; last "mmap_anyway": of pi_model_params, with which each token reads `value` bytes
+     */
     const char* what;
     int64_t value;
     uint64_t n_bytes; /* of RAM that model and sessions need then; estimated for other files */
@@ -477,6 +488,10 @@ bool pi_model_has_predictors(const pi_model* model); /* in at least one layer */
 /* Do layers fold all positions of a sequence into a state, as in Mamba-2, gated delta nets and
  * short convolutions? Then sequences can be cut to few positions: see pi_sequence_truncate. */
 bool pi_model_has_states(const pi_model* model);
+/* Do layers see a window of the last positions only, as in Gemma 3 and gpt-oss? Then their keys and
+ * values take less memory than those of all positions, and sequences may not be cut everywhere: see
+ * n_kv_old of pi_session_params and pi_sequence_truncate. */
+bool pi_model_has_windows(const pi_model* model);
 /* Was the layer loaded that guesses tokens (nextn of pi_model_params)? */
 bool pi_model_guesses(const pi_model* model);
 /* The file's header; owned by the model. */
@@ -530,14 +545,17 @@ typedef struct pi_batch {
     const bool* generated;  /* [n]: the token was generated, so predictors mask its row under
                              * PI_SPARSE_AUTO; or NULL: all rows are of a prompt */
     const bool* checkpoint; /* [n]: keep a checkpoint of the row's sequence before the row; or NULL:
-                             * none. Only for models with states (pi_model_has_states) */
+                             * none. Only for models with states or windows (pi_model_has_states,
+                             * pi_model_has_windows) */
 } pi_batch;
-/* Computes rows. After an error the sequences are as before the call. PI_ERROR_CONTEXT, before
- * anything is computed, if a sequence would get longer than n_ctx, or the pool has too few free
- * pages for the rows; the message says which. The logits of a row depend only on the model, the
- * session's parameters, the tokens up to it in its sequence and which of them were generated. Their
- * bits are the same for any number of threads, any split of the rows into calls, and any other
- * sequences. */
+/* Computes rows. After an error the sequences are as before the call; but where layers have windows
+ * and no room for what is behind them, a sequence that the call made longer by more than n_ubatch
+ * may be at its last checkpoint then, or empty. PI_ERROR_CONTEXT, before anything is computed, if a
+ * sequence would get longer than n_ctx, the pool has too few free pages for the rows, or more than
+ * n_active sequences do not rest; the message says which. The logits of a row depend only on the
+ * model, the session's parameters, the tokens up to it in its sequence and which of them were
+ * generated. Their bits are the same for any number of threads, any split of the rows into calls,
+ * and any other sequences. */
 pi_status pi_eval_batch(pi_session* session, const pi_batch* batch);
 /* The same for n rows of a prompt: a batch with `generated` NULL. */
 pi_status pi_eval(pi_session* session, const int32_t* token, const int32_t* seq, const bool* keep,
@@ -563,8 +581,17 @@ int32_t pi_sequence_length(const pi_session* session, int32_t seq); /* -1: no su
  * and at the checkpoints that pi_batch asked for. The session keeps n_checkpoints of these
  * (pi_session_params) and drops those that save the least work. Elsewhere this returns
  * PI_ERROR_UNSUPPORTED and changes nothing. After a failed call positions before its end may no
- * longer be known, except for checkpoints. */
+ * longer be known, except for checkpoints.
+ *
+ * If it has windows (pi_model_has_windows), a sequence can be cut where the window before n is
+ * there: everywhere while the layers have room for all positions (n_kv_old of pi_session_params);
+ * else from some position on, in its last call of at most n_ubatch rows, and at checkpoints. The
+ * message says from where on. */
 pi_status pi_sequence_truncate(pi_session* session, int32_t seq, int32_t n);
+/* Says that a sequence is not continued for now, or that it is. What its windows hold may be given
+ * up while it rests, if pages are wanted (n_active of pi_session_params); then it can be cut to
+ * checkpoints and to 0 only. A call that continues it ends its rest, and so does emptying it. */
+pi_status pi_sequence_rest(pi_session* session, int32_t seq, bool rests);
 /* Replaces sequence `to` by the first n positions of sequence `from` (0 <= n <= its length). Both
  * share the memory of keys and values until one of them continues. With states, as above. */
 pi_status pi_sequence_copy(pi_session* session, int32_t from, int32_t to, int32_t n);
@@ -594,8 +621,8 @@ pi_status pi_session_set_adapters(pi_session* session, const pi_adapter* const* 
                                   const float* scales, int32_t n);
 
 /* A sequence as bytes: its tokens, how each was computed, its keys and values, and its state if the
- * model has states. It can be
- * continued later, in this or another session of the same model and KV type. pi_sequence_save
+ * model has states. Of layers with a window it has what the sequence still has. It can be continued
+ * later, in this or another session of the same model and KV type. pi_sequence_save
  * writes *n bytes; if capacity is too small, it returns PI_ERROR_ARGUMENT and sets *n to the size
  * needed. pi_sequence_load replaces the content of the sequence. PI_ERROR_FORMAT: the bytes are of
  * another model, KV type or engine version, were rounded differently (pi_numerics), or this session
@@ -610,8 +637,9 @@ pi_status pi_sequence_load(pi_session* session, int32_t seq, const void* buffer,
  * such a part to a sequence that ends where the part begins, to write or read a long sequence
  * between other calls. If the model has states, a part has that of its end where it is known (see
  * pi_sequence_truncate); behind a part without one the sequence cannot be continued, but by another
- * part. Statuses are those above; also PI_ERROR_ARGUMENT if the sequence has no such
- * positions, PI_ERROR_FORMAT if the part belongs behind another number of them. */
+ * part. The same goes for windows: a part has those of its positions that the sequence still has.
+ * Statuses are those above; also PI_ERROR_ARGUMENT if the sequence has no such positions,
+ * PI_ERROR_FORMAT if the part belongs behind another number of them. */
 pi_status pi_sequence_save_part(const pi_session* session, int32_t seq, int32_t first,
                                 int32_t count, void* buffer, size_t capacity, size_t* n);
 pi_status pi_sequence_load_part(pi_session* session, int32_t seq, const void* buffer, size_t n);

@@ -90,16 +90,17 @@ void check(const char* name, int64_t n_embd, int64_t n_layer, std::vector<Rope> 
     for (int64_t i = 0; i < n_layer; i++) add_layer(m.layers[size_t(i)].parts, i);
     number_parts(m);
 
-    const int64_t page = kv_page_bytes(m.layers, 0, ggml::DType::F16);
-    CHECK(page == by_hand.kv * kKvPage);
-    // What a device has of it is the sum of its layers.
-    CHECK(page - kv_page_bytes(m.layers, n_layer / 2, ggml::DType::F16) == [&] {
+    const std::vector<KvClass> classes = kv_classes(m.layers);
+    // The bytes of a page of all classes, of layers [begin, end).
+    const auto page = [&](int64_t begin, int64_t end) {
+        const KvLayout layout(m.layers, classes, ggml::DType::F16, begin, end);
         int64_t sum = 0;
-        for (int64_t i = 0; i < n_layer / 2; i++) {
-            sum += kv_runs(m.layers[size_t(i)], ggml::DType::F16).bytes();
-        }
+        for (int64_t kind = 0; kind < layout.n_kinds(); kind++) sum += layout.page_bytes(kind);
         return sum;
-    }());
+    };
+    CHECK(page(0, n_layer) == by_hand.kv * kKvPage);
+    // What a device has of it is what RAM has not.
+    CHECK(page(0, n_layer / 2) + page(n_layer / 2, n_layer) == page(0, n_layer));
     CHECK(m.n_blocks() == by_hand.blocks && int64_t(m.ffns.size()) == by_hand.ffns);
 
     pi_session_params params = pi_session_default_params();
@@ -114,7 +115,7 @@ void check(const char* name, int64_t n_embd, int64_t n_layer, std::vector<Rope> 
         params.n_ubatch = rows;
         const int64_t at_once = std::max<int64_t>(rows, (rows * by_hand.values + cols - 1) / cols);
         return int64_t(ggml::carved_bytes<Workspace>(m, params, 2, false) -
-                       ggml::carved_bytes<Batch>(int64_t(rows)) -
+                       ggml::carved_bytes<Batch>(int64_t(rows), int64_t(classes.size())) -
                        ggml::carved_bytes<ggml::InputBuffer>(at_once, cols) -
                        (1 + (sizes.n_expert > 0)) *
                            ggml::carved_bytes<ggml::InputBuffer>(int64_t(rows), n_embd) -

@@ -184,7 +184,7 @@ std::map<int32_t, int64_t> owned(const Session& session) {
     std::map<int32_t, int64_t> owners;
     const Sequences& all = session.sequences();
     for (int32_t s = 0; s < all.count(); s++) {
-        for (int64_t i = 0; i < pages_of(all.length(s)); i++) owners[all.pages(s)[i]]++;
+        for (int64_t i = 0; i < pages_of(all.length(s)); i++) owners[all.pages(0, s)[i]]++;
     }
     return owners;
 }
@@ -197,7 +197,7 @@ int64_t needed(const Session& session, const std::vector<int32_t>& seqs) {
     for (const auto& [s, added] : rows) {
         const int64_t length = session.length(s);
         n += pages_of(length + added) - pages_of(length);
-        if (length % kKvPage) continued[session.sequences().pages(s)[length / kKvPage]]++;
+        if (length % kKvPage) continued[session.sequences().pages(0, s)[length / kKvPage]]++;
     }
     const auto owners = owned(session);
     for (const auto& [page, by] : continued) n += std::min(by, owners.at(page) - 1);

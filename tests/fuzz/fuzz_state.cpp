@@ -96,23 +96,43 @@ const std::vector<std::unique_ptr<Subject>>& subjects() {
         add(plain, ggml::DType::F16, PI_SPARSE_AUTO);
         add(plain, ggml::DType::F32, PI_SPARSE_EXACT);
         add(folding, ggml::DType::F16, PI_SPARSE_AUTO);
+        shape.architecture = "llama", shape.taps = 0, shape.window = 30;
+        tiny::Description sliding = tiny::describe(shape);
+        sliding.keys["llama.attention.sliding_window_pattern"] = std::vector<int32_t>{1, 0};
+        tiny::write(sliding, folder / "sliding.gguf");
+        add(Model::load(folder / "sliding.gguf", how), ggml::DType::F16, PI_SPARSE_AUTO);
         return made;
     }();
     return all;
 }
 
+// Where the tokens of a state begin: behind the first pages of classes with a window.
+size_t tokens_at(const Session& session) {
+    return kHeader + size_t(session.sequences().kv().n_kinds() - 1) * sizeof(int64_t);
+}
+
 // A state of n positions with which nothing is wrong: tokens, flags, keys, values and what layers
-// have folded are the bytes given, and zeros behind them.
-Bytes framed(const Subject& s, int64_t n, const uint8_t* data, size_t size) {
-    const size_t position = sizeof(int32_t) + size_t(s.session.sequences().kv().position_bytes());
-    const size_t flags = kHeader + size_t(n) * sizeof(int32_t);
+// have folded are the bytes given, and zeros behind them. Layers with a window have all positions,
+// or those from a page on.
+Bytes framed(const Subject& s, int64_t n, int64_t page, const uint8_t* data, size_t size) {
+    const KvPages& kv = s.session.sequences().kv();
+    const size_t begin = tokens_at(s.session), flags = begin + size_t(n) * sizeof(int32_t);
     const size_t folded = n ? size_t(s.session.sequences().states().layout().bytes()) : 0;
-    Bytes bytes(kHeader + size_t(n + 7) / 8 + size_t(n) * position + folded);
+    page = std::min(page, pages_of(n));
+    size_t length = flags + size_t(n + 7) / 8 + folded;
+    for (int64_t kind = 0; kind < kv.n_kinds(); kind++) {
+        const int64_t here = std::max<int64_t>(0, n - (kind ? page * kKvPage : 0));
+        length += size_t(here * kv.position_bytes(kind));
+    }
+    Bytes bytes(length);
     std::copy_n(s.state.begin(), kKeysAt, bytes.begin());
-    std::copy_n(data, std::min(size, bytes.size() - kHeader), bytes.begin() + kHeader);
+    for (size_t at = kHeader; at < begin; at += sizeof(page)) {
+        std::memcpy(&bytes[at], &page, sizeof(page));
+    }
+    std::copy_n(data, std::min(size, length - begin), bytes.begin() + ptrdiff_t(begin));
     uint64_t keys[2] = {};
     for (int64_t i = 0; i < n; i++) {
-        uint8_t* at = &bytes[kHeader + size_t(i) * sizeof(uint32_t)];
+        uint8_t* at = &bytes[begin + size_t(i) * sizeof(uint32_t)];
         uint32_t token;
         std::memcpy(&token, at, sizeof(token));
         token %= uint32_t(s.session.model->config.n_vocab);
@@ -126,8 +146,9 @@ Bytes framed(const Subject& s, int64_t n, const uint8_t* data, size_t size) {
 }
 
 // What saving must give after loading: the same, without the bits behind the last position's.
-Bytes canonical(Bytes bytes, int64_t n) {
-    if (n % 8) bytes[kHeader + size_t(n) * sizeof(int32_t) + size_t(n / 8)] &= (1 << n % 8) - 1;
+Bytes canonical(const Session& session, Bytes bytes, int64_t n) {
+    const size_t flags = tokens_at(session) + size_t(n) * sizeof(int32_t);
+    if (n % 8) bytes[flags + size_t(n / 8)] &= (1 << n % 8) - 1;
     return bytes;
 }
 
@@ -143,7 +164,7 @@ bool load(Session& session, const Bytes& bytes) {
 
 void go_on(Session& session, const Bytes& bytes) {
     const int64_t n = session.length(kLoaded);
-    REQUIRE(saved(session, kLoaded) == canonical(bytes, n));
+    REQUIRE(saved(session, kLoaded) == canonical(session, bytes, n));
     for (int64_t i = 0; i < n; i++) {
         const int32_t token = session.sequences().token(kLoaded, i);
         REQUIRE(token >= 0 && token < session.model->config.n_vocab);
@@ -167,14 +188,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (size < 2) return 0;
     const uint8_t choice = data[0], count = data[1];
     data += 2, size -= 2;
-    Subject& s = *subjects()[choice & 8 ? 2 : choice % 2];
+    Subject& s = *subjects()[choice & 16 ? 3 : choice & 8 ? 2 : choice % 2];
     Session& session = s.session;
     session.copy(kKept, kShared, kPositions);
     session.copy(kKept, kLoaded, kPositions);
 
     Bytes bytes(data, data + size);
     if (choice & 2) {
-        bytes = framed(s, count % (kContext + 1), data, size);
+        bytes = framed(s, count % (kContext + 1), count / 128, data, size);
     } else if (choice & 4) {  // what the state belongs to is right; the rest is not checked
         std::copy_n(s.state.begin(), std::min<size_t>(size, kKeysAt), bytes.begin());
     }

@@ -278,7 +278,7 @@ void test_rows_that_begin_a_page() {
         session.truncate(seq, 0);
         load_state(session, seq, states[seq].data(), states[seq].size());
         CHECK(same(logits(session, last[seq], 1, SIZE_MAX, seq), expected[seq]));
-        const int32_t page = session.sequences().pages(seq)[1];
+        const int32_t page = session.sequences().pages(0, seq)[1];
         CHECK(page != before);
         before = page;
         session.truncate(seq, 64);  // the page is free for the other one

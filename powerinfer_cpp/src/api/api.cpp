@@ -348,6 +348,10 @@ bool pi_model_has_states(const pi_model* m) {
     });
 }
 
+bool pi_model_has_windows(const pi_model* m) {
+    return powerinfer::kv_classes(m->model->layers).size() > 1;
+}
+
 bool pi_model_guesses(const pi_model* m) {
     return m->model->guesses();
 }

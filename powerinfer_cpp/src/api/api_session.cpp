@@ -68,6 +68,7 @@ pi_session_params pi_session_default_params(void) {
     p.type_k = p.type_v = uint32_t(ggml::DType::F16);
     p.rope_scaling = PI_ROPE_FILE;
     p.n_checkpoints = -1;
+    p.n_kv_old = -1;
     p.yarn_ext_factor = p.yarn_attn_factor = p.yarn_beta_fast = p.yarn_beta_slow = -1;
     return p;
 }
@@ -188,6 +189,13 @@ pi_status pi_sequence_truncate(pi_session* s, int32_t seq, int32_t n) {
     return guarded([&] {
         require(s, kNoSession);
         s->session.truncate(seq, n);
+    });
+}
+
+pi_status pi_sequence_rest(pi_session* s, int32_t seq, bool rests) {
+    return guarded([&] {
+        require(s, kNoSession);
+        s->session.rest(seq, rests);
     });
 }
 

@@ -20,6 +20,7 @@ enum class Part : uint8_t {
     norms,
     predictor,
     kv,
+    kv_old,  // keys and values behind windows that are kept while there is room
     states,  // of sequences, where layers have one
     scratch,
     results,  // logits or embeddings that are kept

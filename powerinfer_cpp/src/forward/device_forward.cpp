@@ -36,11 +36,12 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
       device_(*on_.device),
       ops_(device_.ops()),
       first_(on_.split.first_layer),
-      head_(on_.split.head && !params.embedding) {
+      head_(on_.split.head && !params.embedding),
+      kv_layout_(device_kv_layout(model, params, model.device_layers())) {
     const std::lock_guard<ggml::DeviceCard> lock(on_.card);
     device_.enter();
     const int64_t n = model.device_layers();
-    kv_ = {device_, device_kv_bytes(model, params, n), "the KV cache"};
+    kv_ = {device_, kv_layout_.bytes(), "the KV cache"};
     memory_ = {device_, device_scratch_bytes(model, params, n), "scratch"};
     carve(1);
     const uint64_t shared = ggml::carved_bytes<DeviceShared>(model, params, n);
@@ -281,23 +282,29 @@ void DeviceForward::fill_step(const Pass& p, int64_t begin, int64_t end) {
         epoch_++;
     } while (epoch_ == 0 || epoch_ == ggml::kReleased);
     *step.epoch = epoch_;
-    std::vector<const int32_t*> tables;  // of pages, of the sequences so far
+    const int64_t n_kinds = kv_layout_.n_kinds(), per_table = pages_of(params_.n_ctx);
+    const int64_t per_kind = std::min<int64_t>(n, params_.n_seq) * per_table;
+    std::vector<const int32_t*> tables;  // of pages of the first class, of the sequences so far
     int32_t* kept = step.kept;
     for (int64_t k = 0; k < n; k++) {
         const int64_t t = begin + k;
         step.position[k] = batch.position[t];
-        step.slot[k] = batch.slot[t];
         if (batch.result[t]) *kept++ = int32_t(k);
         const auto known = std::find(tables.begin(), tables.end(), batch.pages[t]);
-        const int64_t table = known - tables.begin(), at = table * pages_of(params_.n_ctx);
+        const int64_t at = (known - tables.begin()) * per_table;
         if (known == tables.end()) tables.push_back(batch.pages[t]);
-        // Rows of a sequence share a table of pages; the last row has the most.
+        // Rows of a sequence share a table of pages for each class; the last row has the most.
         const int32_t last = batch.position[t] + 1;
-        std::memcpy(step.pages + at, batch.pages[t], size_t(pages_of(last)) * sizeof(int32_t));
+        for (int64_t kind = 0; kind < n_kinds; kind++) {
+            step.slot[kind * n + k] = batch.slots_of(kind)[t];
+            std::memcpy(step.pages + kind * per_kind + at, batch.pages_of(kind)[t],
+                        size_t(pages_of(last)) * sizeof(int32_t));
+        }
         for (int64_t i = first_; i < c.n_layer; i++) {
             const int64_t window = model_.layers[size_t(i)].find<Attention>()->window;
             const int64_t first = window ? std::max<int64_t>(0, last - window) : 0;
-            step.rows[(i - first_) * n + k] = {scratch_.step.pages + at, int32_t(first), last};
+            const int64_t of = kv_layout_.kind(i) * per_kind + at;
+            step.rows[(i - first_) * n + k] = {scratch_.step.pages + of, int32_t(first), last};
         }
     }
 }
@@ -407,39 +414,32 @@ void DeviceForward::release() {
 
 // ---- Pages of keys and values -------------------------------------------------------------------
 
-void DeviceForward::copy_page(int32_t from, int32_t to) {
-    std::vector<uint8_t> page(static_cast<size_t>(page_bytes()));
-    read_page(from, kKvPage, page.data());
-    write_page(to, kKvPage, page.data());
+void DeviceForward::copy_page(int64_t kind, int32_t from, int32_t to) {
+    std::vector<uint8_t> page(static_cast<size_t>(kv_layout_.page_bytes(kind)));
+    read_page(kind, from, kKvPage, page.data());
+    write_page(kind, to, kKvPage, page.data());
 }
 
-void DeviceForward::read_page(int32_t page, int64_t n, uint8_t* out) {
-    each_run(page, n, [&](uint8_t* run, int64_t size) {
+void DeviceForward::read_page(int64_t kind, int32_t page, int64_t n, uint8_t* out) {
+    each_run(kind, page, n, [&](uint8_t* run, int64_t size) {
         device_.copy_out(stream_.get(), out, run, uint64_t(size));
         out += size;
     });
 }
 
-void DeviceForward::write_page(int32_t page, int64_t n, const uint8_t* from) {
-    each_run(page, n, [&](uint8_t* run, int64_t size) {
+void DeviceForward::write_page(int64_t kind, int32_t page, int64_t n, const uint8_t* from) {
+    each_run(kind, page, n, [&](uint8_t* run, int64_t size) {
         device_.copy_in(stream_.get(), run, from, uint64_t(size));
         from += size;
     });
 }
 
 template <typename F>
-void DeviceForward::each_run(int32_t page, int64_t n, const F& f) {
+void DeviceForward::each_run(int64_t kind, int32_t page, int64_t n, const F& f) {
     const std::lock_guard<ggml::DeviceCard> lock(on_.card);
     device_.enter();
-    uint8_t* at = kv_.get() + page * page_bytes();
-    for (int64_t i = first_; i < model_.config.n_layer; i++) {
-        const KvRuns runs = kv_runs(model_.layers[size_t(i)], ggml::DType(params_.type_k));
-        for (const int64_t bytes : {runs.k_bytes, runs.v_bytes}) {
-            for (int64_t head = 0; head < runs.n_head_kv; head++, at += bytes) {
-                f(at, n * bytes / kKvPage);
-            }
-        }
-    }
+    kv_layout_.each_run(kv_.get(), kind, page,
+                        [&](uint8_t* at, const KvRun& run) { f(at, n * run.bytes / kKvPage); });
     device_.wait(stream_.get());
 }
 

@@ -34,9 +34,9 @@ class DeviceForward : public DeviceKv {
     size_t n_recorded() const { return recorded_.size(); }
     static constexpr size_t kMostRecorded = 64;
 
-    void copy_page(int32_t from, int32_t to) override;
-    void read_page(int32_t page, int64_t n, uint8_t* out) override;
-    void write_page(int32_t page, int64_t n, const uint8_t* from) override;
+    void copy_page(int64_t kind, int32_t from, int32_t to) override;
+    void read_page(int64_t kind, int32_t page, int64_t n, uint8_t* out) override;
+    void write_page(int64_t kind, int32_t page, int64_t n, const uint8_t* from) override;
 
  private:
     // Rows of the same kind are computed by the same operators, so they can use the same graphs.
@@ -104,10 +104,8 @@ class DeviceForward : public DeviceKv {
     bool cpu_has_part(int64_t i, const Kind& kind) const;
     // The next layer whose neurons are split, or -1.
     int32_t next_split(int64_t i) const;
-    ggml::KvLayer kv_layer(int64_t i) const;
-    int64_t page_bytes() const;
     template <typename F>
-    void each_run(int32_t page, int64_t n, const F& f);
+    void each_run(int64_t kind, int32_t page, int64_t n, const F& f);
 
     // What has to happen before the merge of a layer is launched.
     void cpu_part_before_merge(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode);
@@ -126,6 +124,7 @@ class DeviceForward : public DeviceKv {
     const int64_t first_;  // the first layer on the device
     const bool head_;
 
+    const KvLayout kv_layout_;  // of kv_
     ggml::DeviceArray<uint8_t> kv_, memory_;
     ggml::SharedArray<uint8_t> shared_;
     DeviceScratch scratch_;  // in memory_, for the rows that are being computed

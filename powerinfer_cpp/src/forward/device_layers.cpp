@@ -123,8 +123,9 @@ void DeviceForward::launch_attention(int64_t i, const Kind& kind) {
     };
     norm_and_rope(s.q, a.n_head, a.q_norm);
     norm_and_rope(s.k, a.n_head_kv, a.k_norm);
-    const ggml::KvLayer kv = kv_layer(i);
-    ops_.store_kv(stream_.get(), kv, s.step.slot, kind.rows, s.k, s.v);
+    const ggml::KvLayer kv = kv_layout_.layer(kv_.get(), i);
+    const ggml::KvSlot* const slots = s.step.slot + kv_layout_.kind(i) * kind.rows;
+    ops_.store_kv(stream_.get(), kv, slots, kind.rows, s.k, s.v);
     ggml::DeviceAttentionScratch sums = s.attention;
     if (kind.blocks > sums.blocks) throw Error(Code::internal, "no room for blocks of attention");
     sums.blocks = kind.blocks;
@@ -302,20 +303,6 @@ void DeviceForward::launch_matrices(int64_t i) {
     }
     ops_.activation(stream_.get(), model_.config.activation, fired, f.gate ? s.up : nullptr);
     launch_products(fired, {product(f.down, s.ffn_out, f.down_bias)});
-}
-
-ggml::KvLayer DeviceForward::kv_layer(int64_t i) const {
-    const auto type = ggml::DType(params_.type_k);
-    const KvRuns runs = kv_runs(model_.layers[size_t(i)], type);
-    ggml::KvLayer kv{type,    runs.n_head_kv, runs.head_dim, runs.v_head_dim,
-                     nullptr, nullptr,        page_bytes()};
-    kv.k = kv_.get() + page_bytes() - kv_page_bytes(model_.layers, i, type);
-    kv.v = kv.k + runs.n_head_kv * runs.k_bytes;
-    return kv;
-}
-
-int64_t DeviceForward::page_bytes() const {
-    return int64_t(kv_.size()) / kv_pages(params_);
 }
 
 }  // namespace powerinfer

@@ -112,8 +112,8 @@ void log_experts(const Model& m, const pi_model_params& params) {
 
 // Opens the device and decides what it holds. Without a layer for it the model has no device.
 void open_device(Model& model, const pi_model_params& params) {
-    const pi_session_params session = kept_session(model, params);
     model.device = std::make_unique<DeviceModel>(params.device, params.vram_budget);
+    const pi_session_params session = kept_session(model, params);
     model.device->split = split_with_device(model, params, session);
     if (model.device_layers() > 0) return;
     const std::string why = keeps_to_cpu(model, model.config.n_layer - 1);
@@ -275,6 +275,7 @@ std::unique_ptr<Model> inspect_without_guesses(const std::string& path,
 std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_params& params) {
     auto model = std::make_unique<Model>();
     model->budget = Budget::make(params.ram_budget);
+    model->n_sessions = std::max(params.n_sessions, 1);
     model->file = ModelFile::open(path);
     override_values(model->file.gguf, params);
     const Family* const family = params.vocab_only ? nullptr : find_family(model->file.gguf);

@@ -6,28 +6,34 @@
 
 namespace powerinfer {
 
-// n rows. A row is a token at a position of a sequence; its slot in the KV cache is already chosen.
-// Rows of one sequence are in the order of their positions.
+// n rows. A row is a token at a position of a sequence; its places in the KV cache are already
+// chosen, one for each class of layers (kv_layout.h). Rows of one sequence are in the order of
+// their positions.
 struct Batch {
     Batch() = default;
-    Batch(ggml::Carver& carver, int64_t max_rows) {
+    // n_classes: of keys and values.
+    Batch(ggml::Carver& carver, int64_t most_rows, int64_t n_classes) : max_rows(most_rows) {
         carver.take(token, {max_rows});
         carver.take(seq, {max_rows});
         carver.take(position, {max_rows});
-        carver.take(slot, {max_rows});
-        carver.take(pages, {max_rows});
+        carver.take(slot, {n_classes, max_rows});
+        carver.take(pages, {n_classes, max_rows});
         carver.take(result, {max_rows});
         carver.take(masked, {max_rows});
         carver.take(generated, {max_rows});
         carver.take(uploads_cold, {max_rows});
     }
 
-    int64_t n = 0;
+    // The places of a class's keys and values, and the pages of its sequence in it: of each row.
+    ggml::KvSlot* slots_of(int64_t kind) const { return slot + kind * max_rows; }
+    const int32_t** pages_of(int64_t kind) const { return pages + kind * max_rows; }
+
+    int64_t n = 0, max_rows = 0;
     int32_t* token = nullptr;
     int32_t* seq = nullptr;
     int32_t* position = nullptr;
-    ggml::KvSlot* slot = nullptr;     // place of its keys and values
-    const int32_t** pages = nullptr;  // of its sequence
+    ggml::KvSlot* slot = nullptr;     // [n_classes, max_rows]
+    const int32_t** pages = nullptr;  // [n_classes, max_rows]
     float** result = nullptr;         // for logits [n_vocab] or embedding [n_embd]; null: not kept
     bool* masked = nullptr;           // its FFN computes only neurons that predictors propose
     bool* generated = nullptr;        // its token was generated: audited if masked

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "ggml/sizes.h"
-#include "memory/kv_pages.h"
 
 namespace powerinfer {
 
@@ -31,10 +30,11 @@ DeviceStep::DeviceStep(Carver& carver, const Model& model, const pi_session_para
     carver.take(epoch, {1});
     carver.take(x, {n, model.config.n_embd});
     carver.take(position, {n});
-    carver.take(slot, {n});
+    const auto n_kinds = int64_t(kv_classes(model.layers).size());
+    carver.take(slot, {n_kinds, n});
     carver.take(rows, {n_layers, n});
     carver.take(kept, {n});
-    carver.take(pages, {std::min<int64_t>(n, p.n_seq), pages_of(p.n_ctx)});
+    carver.take(pages, {n_kinds, std::min<int64_t>(n, p.n_seq), pages_of(p.n_ctx)});
 }
 
 DeviceScratch::DeviceScratch(Carver& carver, const Model& model, const pi_session_params& p,
@@ -102,10 +102,9 @@ uint64_t device_scratch_bytes(const Model& model, const pi_session_params& p, in
     return bytes;
 }
 
-uint64_t device_kv_bytes(const Model& model, const pi_session_params& p, int64_t n_layers) {
-    const int64_t first = model.config.n_layer - n_layers;
-    return ggml::size_product(kv_pages(p),
-                              kv_page_bytes(model.layers, first, ggml::DType(p.type_k)));
+KvLayout device_kv_layout(const Model& model, const pi_session_params& p, int64_t n_layers) {
+    return {model.layers, kv_classes(model.layers, p), ggml::DType(p.type_k),
+            model.config.n_layer - n_layers, int64_t(model.layers.size())};
 }
 
 DeviceShared::DeviceShared(Carver& carver, const Model& model, const pi_session_params& p,

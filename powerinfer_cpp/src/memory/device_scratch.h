@@ -5,6 +5,7 @@
 
 #include "ggml/carver.h"
 #include "ggml/device_ops.h"
+#include "memory/kv_layout.h"
 #include "model/model.h"
 
 namespace powerinfer {
@@ -25,10 +26,10 @@ struct DeviceStep {
     uint32_t* epoch = nullptr;  // [1]: of the rows, see DeviceExchange. It comes first
     float* x = nullptr;         // [n, n_embd]: the residual stream
     int32_t* position = nullptr;
-    ggml::KvSlot* slot = nullptr;
+    ggml::KvSlot* slot = nullptr;              // [classes of keys and values, n]
     ggml::DeviceAttentionRow* rows = nullptr;  // [n_layers, n]
     int32_t* kept = nullptr;                   // [n]: rows with results
-    int32_t* pages = nullptr;                  // [sequences of n rows, pages of n_ctx]
+    int32_t* pages = nullptr;                  // [classes, sequences of n rows, pages of n_ctx]
 };
 
 // Intermediate results. Names are as in the formulas of forward/.
@@ -67,8 +68,8 @@ struct DeviceScratch {
 int64_t device_rows(const pi_session_params& params);
 uint64_t device_scratch_bytes(const Model& model, const pi_session_params& params,
                               int64_t n_layers);
-// Keys and values: [pages][n_layers] KvRuns.
-uint64_t device_kv_bytes(const Model& model, const pi_session_params& params, int64_t n_layers);
+// Keys and values of the layers that the device has.
+KvLayout device_kv_layout(const Model& model, const pi_session_params& params, int64_t n_layers);
 
 // What the device and the CPU share, in memory that both see: a step to be copied, and where the
 // halves of each layer meet. Layers have flags and counts of their own; the rest is one for all,

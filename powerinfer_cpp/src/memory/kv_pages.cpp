@@ -1,51 +1,24 @@
 #include "memory/kv_pages.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace powerinfer {
 
-KvRuns kv_runs(const Layer& layer, ggml::DType type) {
-    const auto* a = layer.find<Attention>();
-    if (!a || a->kv_of >= 0) return {};
-    const auto run = [&](int64_t width) { return kKvPage * ggml::info(type).size(width); };
-    const int64_t v_bytes = a->latent ? 0 : run(a->v_head_dim);
-    return {a->n_head_kv, a->head_dim, a->v_head_dim, run(a->head_dim), v_bytes};
-}
-
-int64_t kv_page_bytes(const std::vector<Layer>& layers, int64_t first, ggml::DType type) {
-    int64_t bytes = 0;
-    for (size_t i = size_t(first); i < layers.size(); i++)
-        bytes += kv_runs(layers[i], type).bytes();
-    return bytes;
-}
-
-KvPages::KvPages(ggml::Carver& carver, const std::vector<Layer>& layers, const pi_session_params& p,
-                 int64_t n_ram)
-    : type_(ggml::DType(p.type_k)),
-      n_ram_(n_ram),
-      all_bytes_(kv_page_bytes(layers, 0, type_)),
-      page_bytes_(all_bytes_ - kv_page_bytes(layers, n_ram, type_)),
-      n_pages_(kv_pages(p)) {
-    int64_t begin = 0;
-    for (const Layer& layer : layers) {
-        begin_.push_back(begin);
-        begin += runs_.emplace_back(kv_runs(layer, type_)).bytes();
-    }
-    carver.take(memory_, {n_pages_, page_bytes_});
-    carver.take(labels_, {n_pages_});
+PagePool::PagePool(ggml::Carver& carver, int64_t n_pages) : n_pages_(n_pages) {
     carver.take(owners_, {n_pages_});
     carver.take(hidden_, {n_pages_});
     carver.take(free_, {n_pages_});
 }
 
-int32_t KvPages::take() {
+int32_t PagePool::take() {
     const int32_t page = n_free_ ? free_[--n_free_] : int32_t(n_touched_++);
     owners_[page] = 1;
     hidden_[page] = 0;
     return page;
 }
 
-void KvPages::own(int32_t page, bool hidden, int32_t change) {
+void PagePool::own(int32_t page, bool hidden, int32_t change) {
     const auto only_hidden = [&] { return owners_[page] && owners_[page] == hidden_[page]; };
     n_only_hidden_ -= only_hidden();
     owners_[page] += change;
@@ -53,59 +26,53 @@ void KvPages::own(int32_t page, bool hidden, int32_t change) {
     n_only_hidden_ += only_hidden();
 }
 
-void KvPages::give_back(int32_t page, bool hidden) {
+void PagePool::give_back(int32_t page, bool hidden) {
     own(page, hidden, -1);
     if (owners_[page] == 0) free_[n_free_++] = page;
 }
 
-// Calls f(run, its bytes, the width of its rows, has it keys?) for all runs of a page in RAM, in
-// their order.
-template <typename F>
-void KvPages::each_run(int32_t page, const F& f) const {
-    uint8_t* at = memory_ + page * page_bytes_;
-    for (int64_t i = 0; i < n_ram_; i++) {
-        const KvRuns& runs = runs_[size_t(i)];
-        for (int64_t h = 0; h < runs.n_head_kv; h++, at += runs.k_bytes) {
-            f(at, runs.k_bytes, runs.head_dim, true);
-        }
-        for (int64_t h = 0; runs.v_bytes && h < runs.n_head_kv; h++, at += runs.v_bytes) {
-            f(at, runs.v_bytes, runs.v_head_dim, false);
-        }
-    }
+KvPages::KvPages(ggml::Carver& carver, const std::vector<Layer>& layers, const pi_session_params& p,
+                 int64_t n_ram)
+    : type_(ggml::DType(p.type_k)),
+      classes_(kv_classes(layers, p)),
+      all_(layers, classes_, type_, 0, int64_t(layers.size())),
+      ram_(layers, classes_, type_, 0, n_ram) {
+    carver.take(memory_, {int64_t(ram_.bytes())});
+    for (const KvClass& of : classes_) pools_.emplace_back(carver, of.n_pages);
+    carver.take(labels_, {classes_[0].n_pages});
 }
 
-void KvPages::copy(int32_t from, int32_t to, int64_t n) const {
-    labels_[to] = labels_[from];
-    const ptrdiff_t apart = (int64_t(to) - from) * page_bytes_;
+bool KvPages::forgets() const {
+    return std::any_of(classes_.begin(), classes_.end(),
+                       [&](const KvClass& of) { return of.n_pages < classes_[0].n_pages; });
+}
+
+void KvPages::copy(int64_t kind, int32_t from, int32_t to, int64_t n) const {
+    if (kind == 0) labels_[to] = labels_[from];
+    const ptrdiff_t apart = (int64_t(to) - from) * ram_.page_bytes(kind);
     const bool blocks = ggml::info(type_).is_quantised();
-    each_run(from, [&](uint8_t* run, int64_t bytes, int64_t, bool keys) {
+    ram_.each_run(memory_, kind, from, [&](uint8_t* at, const KvRun& run) {
         // A position is spread over the run, unless it is a row of floats.
-        std::memcpy(run + apart, run, size_t(keys || blocks ? bytes : n * bytes / kKvPage));
+        const bool whole = run.keys || blocks;
+        std::memcpy(at + apart, at, size_t(whole ? run.bytes : n * run.bytes / kKvPage));
     });
-    if (device_) device_->copy_page(from, to);
+    if (device_) device_->copy_page(kind, from, to);
 }
 
-void KvPages::read(int32_t page, int64_t n, uint8_t* out) const {
-    each_run(page, [&](const uint8_t* run, int64_t bytes, int64_t width, bool keys) {
-        (keys ? ggml::keys_to_rows : ggml::values_to_rows)(type_, width, run, n, out);
-        out += n * bytes / kKvPage;
+void KvPages::read(int64_t kind, int32_t page, int64_t n, uint8_t* out) const {
+    ram_.each_run(memory_, kind, page, [&](const uint8_t* at, const KvRun& run) {
+        (run.keys ? ggml::keys_to_rows : ggml::values_to_rows)(type_, run.width, at, n, out);
+        out += n * run.bytes / kKvPage;
     });
-    if (device_) device_->read_page(page, n, out);
+    if (device_) device_->read_page(kind, page, n, out);
 }
 
-void KvPages::write(int32_t page, int64_t n, const uint8_t* from) const {
-    each_run(page, [&](uint8_t* run, int64_t bytes, int64_t width, bool keys) {
-        (keys ? ggml::rows_to_keys : ggml::rows_to_values)(type_, width, from, n, run);
-        from += n * bytes / kKvPage;
+void KvPages::write(int64_t kind, int32_t page, int64_t n, const uint8_t* from) const {
+    ram_.each_run(memory_, kind, page, [&](uint8_t* at, const KvRun& run) {
+        (run.keys ? ggml::rows_to_keys : ggml::rows_to_values)(type_, run.width, from, n, at);
+        from += n * run.bytes / kKvPage;
     });
-    if (device_) device_->write_page(page, n, from);
-}
-
-ggml::KvLayer KvPages::layer(int64_t i) const {
-    uint8_t* const keys = memory_ + begin_[size_t(i)];
-    const KvRuns& runs = runs_[size_t(i)];
-    uint8_t* const values = runs.v_bytes ? keys + runs.n_head_kv * runs.k_bytes : nullptr;
-    return {type_, runs.n_head_kv, runs.head_dim, runs.v_head_dim, keys, values, page_bytes_};
+    if (device_) device_->write_page(kind, page, n, from);
 }
 
 }  // namespace powerinfer

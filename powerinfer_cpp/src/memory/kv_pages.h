@@ -1,49 +1,51 @@
-// Keys and values of positions, in pages of 64 positions (as in PagedAttention, arXiv 2309.06180).
-// A page holds those of all layers, and sequences can share it.
+// Pages of keys and values (kv_layout.h), which sequences can share.
 #pragma once
 
-#include "ggml/attention.h"
 #include "ggml/carver.h"
-#include "model/model.h"
+#include "memory/kv_layout.h"
 
 namespace powerinfer {
 
-using ggml::kKvPage;
-
-// Pages that a sequence of n_ctx positions needs.
-inline int64_t pages_of(int64_t n_ctx) {
-    return (n_ctx + kKvPage - 1) / kKvPage;
-}
-
-// Keys and values of the layers that a device has, in pages of the same numbers. Runs are in the
-// order of KvPages, without gaps.
+// Keys and values of the layers that a device has, in pages of the same classes and numbers. Runs
+// are in the order of KvLayout, without gaps.
 class DeviceKv {
  public:
     virtual ~DeviceKv() = default;
-    virtual void copy_page(int32_t from, int32_t to) = 0;
+    virtual void copy_page(int64_t kind, int32_t from, int32_t to) = 0;
     // The first n positions of a page.
-    virtual void read_page(int32_t page, int64_t n, uint8_t* out) = 0;
-    virtual void write_page(int32_t page, int64_t n, const uint8_t* from) = 0;
+    virtual void read_page(int64_t kind, int32_t page, int64_t n, uint8_t* out) = 0;
+    virtual void write_page(int64_t kind, int32_t page, int64_t n, const uint8_t* from) = 0;
 };
 
-// The keys and values of a layer in a page: a run of kKvPage positions for each head of the keys,
-// then of the values. No runs where a layer has no attention, or reads those of another one, and
-// none of values where keys hold them.
-struct KvRuns {
-    int64_t n_head_kv = 0, head_dim = 0, v_head_dim = 0;
-    int64_t k_bytes = 0, v_bytes = 0;  // of a run
+// Which pages of a class are in use, and by how many. An owner is a sequence, or a hidden one: a
+// checkpoint.
+class PagePool {
+ public:
+    PagePool() = default;
+    PagePool(ggml::Carver& carver, int64_t n_pages);
 
-    int64_t bytes() const { return n_head_kv * (k_bytes + v_bytes); }
+    // Returns a page with one owner. There must be a free one.
+    int32_t take();
+    int64_t n_pages() const { return n_pages_; }
+    int64_t n_free() const { return n_pages_ - n_touched_ + n_free_; }
+    void share(int32_t page, bool hidden) { own(page, hidden, 1); }
+    void give_back(int32_t page, bool hidden);
+    int32_t owners(int32_t page) const { return owners_[page]; }
+    int32_t hidden_owners(int32_t page) const { return hidden_[page]; }
+    bool is_shared(int32_t page) const { return owners(page) > 1; }
+    // Pages that checkpoints alone have.
+    int64_t n_hidden() const { return n_only_hidden_; }
+
+ private:
+    void own(int32_t page, bool hidden, int32_t change);
+
+    int32_t* owners_ = nullptr;  // [pages]
+    int32_t* hidden_ = nullptr;  // [pages]: owners that are checkpoints
+    int32_t* free_ = nullptr;    // [pages]: pages given back
+    int64_t n_pages_ = 0;
+    int64_t n_free_ = 0, n_touched_ = 0;  // pages >= n_touched_ were never used
+    int64_t n_only_hidden_ = 0;
 };
-KvRuns kv_runs(const Layer& layer, ggml::DType type);
-// Bytes of a page, over layers from `first` on.
-int64_t kv_page_bytes(const std::vector<Layer>& layers, int64_t first, ggml::DType type);
-
-// Pages of the pool that all sequences of a session share, and one for each checkpoint: where it
-// ends within a page, its sequence goes on in a copy. params must be resolved.
-inline int64_t kv_pages(const pi_session_params& params) {
-    return pages_of(params.n_kv) + params.n_checkpoints;
-}
 
 class KvPages {
  public:
@@ -53,59 +55,45 @@ class KvPages {
             int64_t n_ram);
     void attach(DeviceKv* device) { device_ = device; }
 
-    // The positions of a page: tokens, and a bit for each one that was generated. Keys and values
-    // follow from these.
+    // The positions of a page of the first class: tokens, and a bit for each one that was
+    // generated. Keys and values of all classes follow from these.
     struct Label {
         uint64_t generated;
         int32_t token[kKvPage];
     };
 
-    // Returns a page with one owner. There must be a free one.
-    int32_t take();
-    int64_t n_pages() const { return n_pages_; }
-    int64_t n_free() const { return n_pages_ - n_touched_ + n_free_; }
-    // hidden: the owner is a checkpoint.
-    void share(int32_t page, bool hidden) { own(page, hidden, 1); }
-    void give_back(int32_t page, bool hidden);
-    int32_t owners(int32_t page) const { return owners_[page]; }
-    int32_t hidden_owners(int32_t page) const { return hidden_[page]; }
-    bool is_shared(int32_t page) const { return owners(page) > 1; }
-    // Pages that checkpoints alone have.
-    int64_t n_hidden() const { return n_only_hidden_; }
-    // Copies the first n positions of a page and their labels. What follows them may change.
-    void copy(int32_t from, int32_t to, int64_t n) const;
+    const std::vector<KvClass>& classes() const { return classes_; }
+    int64_t n_kinds() const { return all_.n_kinds(); }
+    PagePool& pool(int64_t kind) { return pools_[size_t(kind)]; }
+    const PagePool& pool(int64_t kind) const { return pools_[size_t(kind)]; }
+    // Has a class of layers less room than that of all positions, so that sequences lose what is
+    // behind their windows?
+    bool forgets() const;
+    // Copies the first n positions of a page, in the first class with labels. What follows them may
+    // change.
+    void copy(int64_t kind, int32_t from, int32_t to, int64_t n) const;
 
     Label& label(int32_t page) const { return labels_[page]; }
-    // The keys and values of a layer in RAM, for the operators.
-    ggml::KvLayer layer(int64_t i) const;
+    // The class of a layer with keys and values of its own; and these in RAM, for the operators.
+    int64_t kind(int64_t layer) const { return all_.kind(layer); }
+    ggml::KvLayer layer(int64_t i) const { return ram_.layer(memory_, i); }
     ggml::DType type() const { return type_; }
-    // The first n positions of a page, n * position_bytes(): for each layer rows of the keys, then
-    // of the values, of each head.
-    void read(int32_t page, int64_t n, uint8_t* out) const;
-    void write(int32_t page, int64_t n, const uint8_t* from) const;
-    // Bytes of a position: of one layer, and over all layers.
-    int64_t position_bytes(int64_t layer) const { return runs_[size_t(layer)].bytes() / kKvPage; }
-    int64_t position_bytes() const { return all_bytes_ / kKvPage; }
+    // The first n positions of a page, n * position_bytes(kind): for each layer rows of the keys,
+    // then of the values, of each head.
+    void read(int64_t kind, int32_t page, int64_t n, uint8_t* out) const;
+    void write(int64_t kind, int32_t page, int64_t n, const uint8_t* from) const;
+    // Bytes of a position of a class, RAM's and the device's; and of a layer.
+    int64_t position_bytes(int64_t kind) const { return all_.page_bytes(kind) / kKvPage; }
+    int64_t layer_bytes(int64_t layer) const { return all_.position_bytes(layer); }
 
  private:
-    void own(int32_t page, bool hidden, int32_t change);
-    template <typename F>
-    void each_run(int32_t page, const F& f) const;
-
     ggml::DType type_ = ggml::DType::F16;
-    std::vector<KvRuns> runs_;                // of all layers
-    std::vector<int64_t> begin_;              // of each layer's runs in a page, bytes
-    int64_t n_ram_ = 0;                       // layers
-    int64_t all_bytes_ = 0, page_bytes_ = 0;  // of a page: of all layers, and of those in RAM
-    uint8_t* memory_ = nullptr;               // [pages][n_ram] KvRuns
-    DeviceKv* device_ = nullptr;              // null: every layer is in RAM
-    Label* labels_ = nullptr;                 // [pages]
-    int32_t* owners_ = nullptr;               // [pages]
-    int32_t* hidden_ = nullptr;               // [pages]: owners that are checkpoints
-    int32_t* free_ = nullptr;                 // [pages]: pages given back
-    int64_t n_pages_ = 0;
-    int64_t n_free_ = 0, n_touched_ = 0;  // pages >= n_touched_ were never used
-    int64_t n_only_hidden_ = 0;
+    std::vector<KvClass> classes_;
+    KvLayout all_, ram_;  // of all layers, and of those in RAM
+    std::vector<PagePool> pools_;
+    uint8_t* memory_ = nullptr;
+    DeviceKv* device_ = nullptr;  // null: every layer is in RAM
+    Label* labels_ = nullptr;     // [pages of the first class]
 };
 
 }  // namespace powerinfer

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "memory/kv_layout.h"
+
 namespace powerinfer {
 
 namespace {
@@ -42,7 +44,7 @@ Together together(const Model& m, int64_t rows, bool in_store) {
 
 Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_params& p,
                      int threads, bool in_store)
-    : batch(carver, p.n_ubatch) {
+    : batch(carver, p.n_ubatch, int64_t(kv_classes(model.layers).size())) {
     const Config& c = model.config;
     const LargestSizes sizes = largest_sizes(model.layers);
     const int64_t rows = p.n_ubatch, n_ff = sizes.n_ff;

@@ -130,6 +130,7 @@ struct Model {
     std::unique_ptr<ExpertStore> experts;  // the same, of whole experts or blocks
     // Do neurons stay on the disk? Sessions have other memory then.
     bool stores_neurons() const { return storage && !storage->experts; }
+    int32_t n_sessions = 1;       // that it keeps room for
     bool keeps_resident = false;  // its file may be written when the model is closed
     // What saved states call the weights (state.cpp), once one has asked for it.
     mutable struct {

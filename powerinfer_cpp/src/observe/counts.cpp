@@ -83,7 +83,7 @@ void Counts::add(const Model& m, const Batch& batch, const KvPages& kv) {
             seen += uint64_t(window ? std::min(all, window) : all);
         }
         const int64_t of = attention->kv_of >= 0 ? attention->kv_of : i;
-        const uint64_t bytes = seen * uint64_t(kv.position_bytes(of));
+        const uint64_t bytes = seen * uint64_t(kv.layer_bytes(of));
         kv_bytes += bytes;
         if (m.device && m.device->split.has(i)) device_kv_bytes += bytes;
     }

@@ -25,8 +25,34 @@ constexpr int64_t kMostCheckpoints = 64, kUsualCheckpoints = 8;
 
 // How many checkpoints a session has that does not say: no more than a sixteenth of the budget.
 int32_t usual_checkpoints(const Model& model, const StateLayout& layout) {
+    if (!layout) return int32_t(kUsualCheckpoints);  // they have pages while there is room
     const uint64_t room = model.budget->limit() / 16 / layout.bytes();
     return int32_t(std::min(uint64_t(kUsualCheckpoints), room));
+}
+
+// The memory of a session, if windows keep nothing that is behind them.
+uint64_t least_bytes(const Model& model, pi_session_params params) {
+    params.n_kv_old = 0;
+    return total(session_parts(model, params, model.device_layers(), model.stores_neurons()),
+                 Tier::ram);
+}
+
+// How many positions behind windows a session keeps that does not say: those that a quarter of the
+// RAM takes which is left beside the model and the sessions that it was opened for. A model that
+// runs from storage has better use for it.
+int64_t usual_old(const Model& model, const pi_session_params& params) {
+    const std::vector<KvClass> classes = kv_classes(model.layers);
+    const KvLayout layout(model.layers, classes, ggml::DType(params.type_k), 0,
+                          int64_t(model.layers.size()));
+    int64_t page_bytes = 0;
+    for (int64_t kind = 1; kind < layout.n_kinds(); kind++) page_bytes += layout.page_bytes(kind);
+    if (page_bytes == 0 || model.storage) return 0;
+    const auto n = uint64_t(model.n_sessions);
+    const uint64_t needed = ggml::size_sum(total(model.plan.parts, Tier::ram),
+                                           ggml::size_product(n, least_bytes(model, params)));
+    const uint64_t limit = model.budget->limit();
+    const uint64_t left = limit > needed ? (limit - needed) / 4 / n : 0;
+    return std::min(params.n_kv, int64_t(left / uint64_t(page_bytes)) * kKvPage);
 }
 
 }  // namespace
@@ -56,9 +82,16 @@ pi_session_params resolve_session_params(const Model& model, pi_session_params p
     bound("n_kv", p.n_kv, 0, INT64_MAX);
     const int64_t all = p.n_seq * pages_of(p.n_ctx) * kKvPage;  // no sequence has to share
     p.n_kv = p.n_kv ? std::min(p.n_kv, all) : all;
+    bound("n_active", p.n_active, 0, p.n_seq);
+    if (p.n_active == 0) p.n_active = p.n_seq;
+    bound("n_kv_old", p.n_kv_old, -1, INT64_MAX);
+    p.n_kv_old = std::min(p.n_kv_old, p.n_kv);
+    // A device's memory is split before it is known what is left of it.
+    if (p.n_kv_old < 0 && model.device) p.n_kv_old = p.n_kv;
     bound("n_checkpoints", p.n_checkpoints, -1, kMostCheckpoints);
     const StateLayout layout(model.layers);
-    if (!layout) p.n_checkpoints = 0;
+    const bool windows = kv_classes(model.layers).size() > 1;
+    if (!layout && !windows) p.n_checkpoints = 0;
     if (p.n_checkpoints < 0) p.n_checkpoints = usual_checkpoints(model, layout);
     p.n_ubatch = std::min(p.n_ubatch, p.n_batch);
     p.n_logits = std::min(p.n_logits, p.n_batch);
@@ -122,6 +155,7 @@ pi_session_params session_params_for(const Model& model, const pi_session_params
     } else if (model.storage) {
         params.n_ubatch = std::min(params.n_ubatch, model.storage->n_ubatch);
     }
+    if (params.n_kv_old < 0) params.n_kv_old = usual_old(model, params);
     return params;
 }
 
@@ -139,10 +173,14 @@ std::vector<PlanPart> session_parts(const Model& m, const pi_session_params& p, 
     ggml::Carver results;
     float* room;
     results.take(room, {p.n_logits, kept_width(m.config, p)});
-    std::vector<PlanPart> parts{
-        {Tier::ram, Part::kv, -1, ggml::carved_bytes<Sequences>(m.layers, p, n_ram)},
-        {Tier::ram, Part::scratch, -1, scratch_bytes(m, p, stored)},
-        {Tier::ram, Part::results, -1, results.bytes()}};
+    pi_session_params without = p;
+    without.n_kv_old = 0;
+    const uint64_t kv = ggml::carved_bytes<Sequences>(m.layers, without, n_ram);
+    const uint64_t kv_old = ggml::carved_bytes<Sequences>(m.layers, p, n_ram) - kv;
+    std::vector<PlanPart> parts{{Tier::ram, Part::kv, -1, kv},
+                                {Tier::ram, Part::scratch, -1, scratch_bytes(m, p, stored)},
+                                {Tier::ram, Part::results, -1, results.bytes()}};
+    if (kv_old) parts.push_back({Tier::ram, Part::kv_old, -1, kv_old});
     const uint64_t states = ggml::carved_bytes<States>(m.layers, p);
     if (states) parts.push_back({Tier::ram, Part::states, -1, states});
     if (p.record)
@@ -150,8 +188,8 @@ std::vector<PlanPart> session_parts(const Model& m, const pi_session_params& p, 
     if (n_device) {
         parts.push_back(
             {Tier::ram, Part::exchange, -1, ggml::carved_bytes<DeviceShared>(m, p, n_device)});
-        parts.push_back(
-            {Tier::gpu, Part::kv, -1, device_array_bytes(device_kv_bytes(m, p, n_device))});
+        parts.push_back({Tier::gpu, Part::kv, -1,
+                         device_array_bytes(device_kv_layout(m, p, n_device).bytes())});
         parts.push_back({Tier::gpu, Part::scratch, -1,
                          device_array_bytes(device_scratch_bytes(m, p, n_device))});
     }

@@ -53,6 +53,9 @@ class Finder {
             try_value("type_k", int64_t(DType::Q8_0),
                       [](pi_session_params& p, int64_t t) { p.type_k = p.type_v = uint32_t(t); });
         }
+        if (session_.n_kv_old > 0) {
+            try_value("n_kv_old", 0, [](pi_session_params& p, int64_t n) { p.n_kv_old = n; });
+        }
         if (session_.n_checkpoints > 0) {
             try_value("n_checkpoints", 0,
                       [](pi_session_params& p, int64_t n) { p.n_checkpoints = int32_t(n); });

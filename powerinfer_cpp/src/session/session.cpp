@@ -65,9 +65,17 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
                     "recording which neurons tokens need takes a model whose neurons are all in "
                     "RAM");
     }
+    const auto bytes_of = [&](Part of) {
+        uint64_t bytes = 0;
+        for (const PlanPart& p : parts) bytes += p.tier == Tier::ram && p.part == of ? p.bytes : 0;
+        return bytes;
+    };
     for (const PlanPart& part : parts) {
-        if (part.tier != Tier::ram || part.part == Part::exchange) continue;  // see DeviceForward
-        memory_.emplace_back(part.bytes, name(part.part));
+        // See DeviceForward; and pages behind windows are with the others.
+        if (part.tier != Tier::ram || part.part == Part::exchange || part.part == Part::kv_old)
+            continue;
+        const uint64_t beside = part.part == Part::kv ? bytes_of(Part::kv_old) : 0;
+        memory_.emplace_back(part.bytes + beside, name(part.part));
         ggml::Carver carver(memory_.back());
         switch (part.part) {
             case Part::kv:
@@ -114,7 +122,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     }
 }
 
-std::vector<int64_t> Session::check(const pi_batch& b) const {
+std::vector<int64_t> Session::check(const pi_batch& b) {
     if (b.n < 1 || b.n > params.n_batch) {
         throw Error(Code::argument,
                     format("%d rows given, a batch takes 1 to %d", b.n, params.n_batch));
@@ -134,18 +142,21 @@ std::vector<int64_t> Session::check(const pi_batch& b) const {
     for (int32_t i = 0; i < params.n_seq; i++) {
         if (added[size_t(i)] && !sequences_.find(i, sequences_.length(i))) {
             throw Error(Code::argument,
-                        format("the state of sequence %d is not known at its end: it has to be "
-                               "loaded up to a position at which it was saved with one",
+                        format("the state of sequence %d, or a window, is not known at its end: it "
+                               "has to be cut (pi_sequence_match tells where), or loaded up to a "
+                               "position at which it was saved with them",
                                i));
         }
         require_room(sequences_.length(i) + added[size_t(i)]);
     }
     sequences_.require_pages("these rows", sequences_.pages_for(added.data()), 0);
+    sequences_.wake(added.data());
     return added;
 }
 
 int32_t Session::end_of_pass(const pi_batch& b, int32_t begin, int32_t end) const {
-    if (!b.checkpoint || !sequences_.keeps_checkpoints()) return end;
+    // Without states a checkpoint in the midst of a pass is kept behind it.
+    if (!b.checkpoint || !sequences_.keeps_checkpoints() || !sequences_.states()) return end;
     std::vector<char> has_rows(size_t(params.n_seq), 0);
     for (int32_t i = begin; i < end; i++) {
         char& here = has_rows[size_t(sequence_of(b, i))];
@@ -157,7 +168,8 @@ int32_t Session::end_of_pass(const pi_batch& b, int32_t begin, int32_t end) cons
 
 int32_t Session::rows_at_once(int32_t n, uint64_t& bytes) const {
     bytes = 0;
-    if (!model->store || device_) return params.n_ubatch;
+    // The pools of windows have room for passes of n_ubatch rows.
+    if (!model->store || device_ || sequences_.kv().forgets()) return params.n_ubatch;
     for (int32_t parts = 1; n / parts > params.n_ubatch; parts++) {
         pi_session_params wide = params;
         wide.n_ubatch = (n + parts - 1) / parts;
@@ -173,15 +185,20 @@ void Session::fill(Batch& batch, const pi_batch& b, int32_t begin, int32_t end) 
     batch.n = end - begin;
     for (int32_t i = begin; i < end; i++) {
         const int32_t t = i - begin, seq = sequence_of(b, i);
-        if (b.checkpoint && b.checkpoint[i]) sequences_.keep_checkpoint(seq);
+        if (b.checkpoint && b.checkpoint[i] && sequences_.states()) {
+            sequences_.keep_checkpoint(seq, sequences_.length(seq));
+        }
         batch.token[t] = b.token[i];
         batch.seq[t] = seq;
         batch.generated[t] = is_generated(b, i);
         batch.masked[t] = masks(batch.generated[t]);
         batch.uploads_cold[t] = uploads_cold(batch.generated[t]);
         batch.position[t] = int32_t(sequences_.length(seq));
-        batch.slot[t] = sequences_.append(seq, b.token[i], batch.generated[t]);
-        batch.pages[t] = sequences_.pages(seq);
+        sequences_.append(seq, b.token[i], batch.generated[t],
+                          [&](int64_t kind, ggml::KvSlot slot) {
+                              batch.slots_of(kind)[t] = slot;
+                              batch.pages_of(kind)[t] = sequences_.pages(kind, seq);
+                          });
         batch.result[t] = nullptr;
         if (!is_kept(b, i)) continue;
         batch.result[t] = results_ + n_kept_ * width;
@@ -210,6 +227,7 @@ void Session::eval(const pi_batch& b) {
     try {
         for (int32_t begin = 0, end; begin < b.n; begin = end) {
             end = end_of_pass(b, begin, std::min(begin + rows, b.n));
+            sequences_.begin_pass();
             fill(work.batch, b, begin, end);
             if (sequences_.states()) {
                 work.state.by_sequence.group(work.batch.seq, work.batch.n);
@@ -220,6 +238,10 @@ void Session::eval(const pi_batch& b) {
                      record, audit, counts, device_.get(), source, adapters_});
             record.advance(work.batch.n);
             counts.add(*model, work.batch, sequences_.kv());
+            for (int32_t i = begin; b.checkpoint && !sequences_.states() && i < end; i++) {
+                if (!b.checkpoint[i]) continue;
+                sequences_.keep_checkpoint(sequence_of(b, i), work.batch.position[i - begin]);
+            }
         }
     } catch (...) {
         record.fail();
@@ -251,6 +273,7 @@ Guess Session::guess(int32_t seq, int32_t token) {
     added[size_t(seq)] = 1;
     require_room(n + 1);
     sequences_.require_pages("a guess", sequences_.pages_for(added.data()), 0);
+    sequences_.wake(added.data());
     context.threads.limit(params.n_threads);
     const States& states = sequences_.states();
     const float* const row =
@@ -396,6 +419,11 @@ int64_t Session::length(int32_t seq) const {
     return sequences_.length(seq);
 }
 
+void Session::rest(int32_t seq, bool rests) {
+    require_sequence(seq);
+    sequences_.rest(seq, rests);
+}
+
 void Session::truncate(int32_t seq, int64_t n) {
     require_sequence(seq);
     if (n < 0 || n > sequences_.length(seq)) {
@@ -418,10 +446,17 @@ void Session::copy(int32_t from, int32_t to, int64_t n) {
 void Session::restate(int32_t from, int32_t to, int64_t n) {
     const std::optional<Sequences::Known> state = sequences_.find(from, n);
     if (!state) {
-        throw Error(Code::unsupported,
-                    format("sequence %d cannot be continued from position %lld: the model's layers "
-                           "fold all positions into a state, which is known at position %lld",
-                           from, (long long)n, (long long)sequences_.continuable(from, n)));
+        const std::string why =
+            sequences_.states()
+                ? "the model's layers fold all positions into a state"
+                : format(
+                      "layers see the last positions only, and those that position %lld sees "
+                      "have been given up; from position %lld on all are there",
+                      (long long)n, (long long)sequences_.first_cut(from));
+        throw Error(
+            Code::unsupported,
+            format("sequence %d cannot be continued from position %lld, but from %lld: %s", from,
+                   (long long)n, (long long)sequences_.continuable(from, n), why.c_str()));
     }
     if (from == to && n == sequences_.length(to)) return;
     sequences_.copy(from, to, n, *state);

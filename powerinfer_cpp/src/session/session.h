@@ -47,8 +47,10 @@ class Session {
 
     // Operations on sequences. Each throws Error(argument) if the sequence or the positions do not
     // exist. truncate and copy throw Error(unsupported) and change nothing if the model has states
-    // and that of the n positions is not known (Sequences::find).
+    // and that of the n positions is not known, or if what they see was given up (Sequences::find).
     int64_t length(int32_t seq) const;
+    // See pi_sequence_rest in powerinfer.h.
+    void rest(int32_t seq, bool rests);
     // Positions that fit the pages which no sequence has.
     int64_t free_positions() const { return sequences_.free_pages() * kKvPage; }
     void truncate(int32_t seq, int64_t n);
@@ -83,8 +85,8 @@ class Session {
     bool masks(bool generated) const;
     // Does the device compute all its neurons, and get those of RAM for it (prompt_upload.h)?
     bool uploads_cold(bool generated) const;
-    // Throws, or gives the number of rows of each sequence.
-    std::vector<int64_t> check(const pi_batch& batch) const;
+    // Throws, or gives the number of rows of each sequence, whose rest ends.
+    std::vector<int64_t> check(const pi_batch& batch);
     // The end of a pass that may go up to `end`: where it has to be cut for a checkpoint.
     int32_t end_of_pass(const pi_batch& batch, int32_t begin, int32_t end) const;
     // `to` becomes the first n positions of `from`, with their state. Throws Error(unsupported) if

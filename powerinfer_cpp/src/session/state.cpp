@@ -1,6 +1,8 @@
-// A state is a header, a token per position, a bit per position for generated ones, keys and values
-// in the order of KvPages::read, and what the layers have folded of all positions up to the last
-// one, if the model has such layers and the session knows it there (Sequences::find).
+// A state is a header; for each class of layers with a window (kv_layout.h) the first page that the
+// sequence has of it, 8 bytes; a token per position; a bit per position for generated ones; keys
+// and values in the order of KvPages::read, one class after the other, of windows those that the
+// sequence still has; and what the layers have folded of all positions up to the last one, if the
+// model has such layers and the session knows it there (Sequences::find).
 #include "session/state.h"
 
 #include <algorithm>
@@ -32,9 +34,9 @@ struct Header {
     int64_t length;            // positions that follow
 };
 static_assert(std::is_trivially_copyable_v<Header>);
-constexpr char kMagic[8] = {'P', 'I', 's', 'e', 'q', '0', '4', '\n'};
+constexpr char kMagic[8] = {'P', 'I', 's', 'e', 'q', '0', '5', '\n'};
 // Version 01 did not store how positions were computed, 02 neither weights nor numerics. 03 told
-// weights apart by samples.
+// weights apart by samples. 04 had keys and values of all positions.
 constexpr int64_t kVersionAt = 6;
 
 // weights_name() of a model, found once.
@@ -88,10 +90,46 @@ int64_t flag_bytes(int64_t n) {
     return (n + 7) / 8;
 }
 
+// Positions [first, end) of a sequence, and where their pages begin in each class of layers: at the
+// page of `first`, or later where what is behind a window was given up. At pages_of(end) or later:
+// a class has none.
+struct Extent {
+    int64_t first = 0, end = 0;
+    std::vector<int64_t> page;
+
+    int64_t length() const { return end - first; }
+    // Positions of a class.
+    int64_t length(int64_t kind) const {
+        return std::max<int64_t>(0, end - std::max(first, page[size_t(kind)] * kKvPage));
+    }
+};
+
+Extent extent_of(const Sequences& s, int32_t seq, int64_t first, int64_t n) {
+    Extent of{first, first + n, {}};
+    for (int64_t kind = 0; kind < s.kv().n_kinds(); kind++) {
+        of.page.push_back(std::max(first / kKvPage, s.first_page(kind, seq)));
+    }
+    return of;
+}
+
+// Bytes of the pages that say where the classes of windows begin.
+uint64_t extent_bytes(const Session& s) {
+    return uint64_t(s.sequences().kv().n_kinds() - 1) * sizeof(int64_t);
+}
+
+// Bytes before keys and values.
+uint64_t size_before(const Session& s, int64_t length) {
+    return sizeof(Header) + extent_bytes(s) + uint64_t(length) * sizeof(int32_t) +
+           uint64_t(flag_bytes(length));
+}
+
 // Without what the layers have folded.
-uint64_t size_of(const Session& s, int64_t length) {
-    const int64_t position = int64_t(sizeof(int32_t)) + s.sequences().kv().position_bytes();
-    return sizeof(Header) + uint64_t(flag_bytes(length)) + uint64_t(length * position);
+uint64_t size_of(const Session& s, const Extent& of) {
+    uint64_t bytes = size_before(s, of.length());
+    for (int64_t kind = 0; kind < s.sequences().kv().n_kinds(); kind++) {
+        bytes += uint64_t(of.length(kind) * s.sequences().kv().position_bytes(kind));
+    }
+    return bytes;
 }
 
 // Bytes of what the layers have folded of all positions; 0: there are none.
@@ -106,13 +144,13 @@ const float* folded(const Session& s, int32_t seq, int64_t end) {
     return there ? s.sequences().states().slot(known->slot) : nullptr;
 }
 
-// Calls f(page, positions, their offset in bytes) for the pages of a sequence that hold n positions
-// from `begin` on, where a page begins.
+// Calls f(class, number of a page in the sequence, positions) for the pages of an extent, in order.
 template <typename F>
-void each_page(const Sequences& s, int32_t seq, int64_t begin, int64_t n, const F& f) {
-    for (int64_t first = 0; first < n; first += kKvPage) {
-        f(s.pages(seq)[(begin + first) / kKvPage], std::min(kKvPage, n - first),
-          first * s.kv().position_bytes());
+void each_page(const Extent& of, const F& f) {
+    for (size_t kind = 0; kind < of.page.size(); kind++) {
+        for (int64_t i = of.page[kind]; i < pages_of(of.end); i++) {
+            f(int64_t(kind), i, std::min(kKvPage, of.end - i * kKvPage));
+        }
     }
 }
 
@@ -140,8 +178,14 @@ uint32_t rope_variant(const Session& s) {
     return RopeTable::variant(s.model->config, s.params);
 }
 
+struct Checked {
+    Header header;
+    Extent extent;
+    uint64_t without = 0;  // bytes but for what the layers have folded
+};
+
 // first: the position with which it must begin.
-Header check(const Session& s, const uint8_t* data, uint64_t size, int64_t first) {
+Checked check(const Session& s, const uint8_t* data, uint64_t size, int64_t first) {
     Header header;
     if (size < sizeof(header)) throw Error(Code::format, "the state is cut off");
     std::memcpy(&header, data, sizeof(header));
@@ -178,24 +222,34 @@ Header check(const Session& s, const uint8_t* data, uint64_t size, int64_t first
                     format("a state of %lld positions does not fit a context of %lld",
                            (long long)header.length, (long long)(s.sequences().n_ctx() - first)));
     }
-    const uint64_t without = size_of(s, header.length);
-    if (size != without && size != without + folded_bytes(s, first + header.length))
+    const uint64_t tokens_at = sizeof(header) + extent_bytes(s);
+    if (size < tokens_at) throw Error(Code::format, "the state is cut off");
+    Extent extent{first, first + header.length, {first / kKvPage}};
+    for (int64_t kind = 1; kind < s.sequences().kv().n_kinds(); kind++) {
+        int64_t page;
+        std::memcpy(&page, data + sizeof(header) + size_t(kind - 1) * sizeof(page), sizeof(page));
+        if (page < first / kKvPage || page > pages_of(extent.end))
+            throw Error(Code::format, "the state has a window that begins outside of it");
+        extent.page.push_back(page);
+    }
+    const uint64_t without = size_of(s, extent);
+    if (size != without && size != without + folded_bytes(s, extent.end))
         throw Error(Code::format, "the state has the wrong size");
     for (int64_t i = 0; i < header.length; i++) {
-        const int32_t token = token_at(data + sizeof(header), i);
+        const int32_t token = token_at(data + tokens_at, i);
         if (token < 0 || token >= s.model->config.n_vocab)
             throw Error(Code::format, format("the state has a token %d, outside the vocabulary of "
                                              "%lld",
                                              token, (long long)s.model->config.n_vocab));
     }
     uint64_t key[2];
-    numerics_keys(s, data + sizeof(header) + header.length * int64_t(sizeof(int32_t)),
-                  header.length, key);
+    numerics_keys(s, data + tokens_at + header.length * int64_t(sizeof(int32_t)), header.length,
+                  key);
     if (key[0] != header.numerics_key[0] || key[1] != header.numerics_key[1]) {
         throw Error(Code::format,
                     "the state was computed in another mode (sparse, sparse_threshold, adapters)");
     }
-    return header;
+    return {header, std::move(extent), without};
 }
 
 }  // namespace
@@ -206,7 +260,8 @@ uint64_t state_size(const Session& s, int32_t seq) {
 
 uint64_t part_size(const Session& s, int32_t seq, int64_t first, int64_t n) {
     check_part(s, seq, first, n);
-    return size_of(s, n) + (folded(s, seq, first + n) ? folded_bytes(s, first + n) : 0);
+    return size_of(s, extent_of(s.sequences(), seq, first, n)) +
+           (folded(s, seq, first + n) ? folded_bytes(s, first + n) : 0);
 }
 
 namespace {
@@ -217,19 +272,22 @@ template <typename Room>
 void write_state(const Session& s, int32_t seq, int64_t first, int64_t length, const Room& room) {
     check_part(s, seq, first, length);
     const Sequences& sequences = s.sequences();
-    const uint64_t tokens = uint64_t(length) * sizeof(int32_t);
-    uint8_t* const out = room(sizeof(Header) + tokens + uint64_t(flag_bytes(length)));
-    uint8_t* flags = out + sizeof(Header) + tokens;
+    const KvPages& kv = sequences.kv();
+    const Extent extent = extent_of(sequences, seq, first, length);
+    uint8_t* const out = room(size_before(s, length));
+    uint8_t* const tokens = out + sizeof(Header) + extent_bytes(s);
+    uint8_t* const flags = tokens + length * int64_t(sizeof(int32_t));
+    if (extent_bytes(s)) std::memcpy(out + sizeof(Header), &extent.page[1], extent_bytes(s));
     std::fill_n(flags, flag_bytes(length), uint8_t(0));
     for (int64_t i = 0; i < length; i++) {
         const int32_t token = sequences.token(seq, first + i);
-        std::memcpy(out + sizeof(Header) + i * int64_t(sizeof(token)), &token, sizeof(token));
+        std::memcpy(tokens + i * int64_t(sizeof(token)), &token, sizeof(token));
         flags[i / 8] |= uint8_t(sequences.generated(seq, first + i) << i % 8);
     }
     Header header{{},
                   fingerprint(s),
                   uint32_t(kNumerics),
-                  uint32_t(sequences.kv().type()),
+                  uint32_t(kv.type()),
                   rope_variant(s),
                   uint32_t(first),
                   {},
@@ -237,8 +295,9 @@ void write_state(const Session& s, int32_t seq, int64_t first, int64_t length, c
     numerics_keys(s, flags, length, header.numerics_key);
     std::memcpy(header.magic, kMagic, sizeof(kMagic));
     std::memcpy(out, &header, sizeof(header));
-    each_page(sequences, seq, first, length, [&](int32_t page, int64_t n, int64_t) {
-        sequences.kv().read(page, n, room(uint64_t(n * sequences.kv().position_bytes())));
+    each_page(extent, [&](int64_t kind, int64_t page, int64_t n) {
+        kv.read(kind, sequences.pages(kind, seq)[page], n,
+                room(uint64_t(n * kv.position_bytes(kind))));
     });
     if (const float* from = folded(s, seq, first + length)) {
         const uint64_t n = folded_bytes(s, first + length);
@@ -261,10 +320,11 @@ void save_part(const Session& s, int32_t seq, int64_t first, int64_t n, uint8_t*
 }
 
 void save_state_file(const Session& s, int32_t seq, const std::string& path) {
-    const uint64_t page = uint64_t(kKvPage * s.sequences().kv().position_bytes());
-    const uint64_t begin = size_of(s, s.length(seq)) -
-                           uint64_t(s.length(seq)) * uint64_t(s.sequences().kv().position_bytes());
-    const uint64_t most = std::max({page, begin, folded_bytes(s, s.length(seq))});
+    const KvPages& kv = s.sequences().kv();
+    uint64_t most = std::max(size_before(s, s.length(seq)), folded_bytes(s, s.length(seq)));
+    for (int64_t kind = 0; kind < kv.n_kinds(); kind++) {
+        most = std::max(most, uint64_t(kKvPage * kv.position_bytes(kind)));
+    }
     const Reservation reserved = s.model->budget->reserve(path + ": a piece of the state", most);
     const ggml::Memory memory(most, "a piece of the state");
     ggml::OutputFile file(path);
@@ -284,26 +344,35 @@ void save_state_file(const Session& s, int32_t seq, const std::string& path) {
 
 namespace {
 
-// Replaces what a sequence has from position `kept` on by what check() has found good.
-void append_state(Session& s, int32_t seq, const Header& header, const uint8_t* data, uint64_t size,
-                  int64_t kept) {
-    const uint8_t* tokens = data + sizeof(header);
-    const uint8_t* flags = tokens + header.length * int64_t(sizeof(int32_t));
+// Appends what check() has found good.
+void append_state(Session& s, int32_t seq, const Checked& checked, const uint8_t* data,
+                  uint64_t size) {
+    const auto& [header, extent, without] = checked;
+    const uint8_t* const tokens = data + sizeof(header) + extent_bytes(s);
+    const uint8_t* const flags = tokens + header.length * int64_t(sizeof(int32_t));
     Sequences& sequences = s.sequences();
+    const KvPages& kv = sequences.kv();
     for (int64_t i = 0; i < header.length; i++) {
-        sequences.append(seq, token_at(tokens, i), flags[i / 8] >> i % 8 & 1);
+        sequences.append(seq, token_at(tokens, i), flags[i / 8] >> i % 8 & 1,
+                         [](int64_t, ggml::KvSlot) {});
+        // A sequence has no pages before one that it lacks.
+        for (int64_t kind = 1; kind < kv.n_kinds(); kind++) {
+            sequences.forget_before(seq, kind, extent.page[size_t(kind)]);
+        }
     }
-    const uint8_t* const from = flags + flag_bytes(header.length);
+    const uint8_t* from = flags + flag_bytes(header.length);
     try {
-        const auto write = [&](int32_t page, int64_t n, int64_t offset) {
-            sequences.kv().write(page, n, from + offset);
-        };
-        each_page(sequences, seq, kept, header.length, write);
+        each_page(extent, [&](int64_t kind, int64_t page, int64_t n) {
+            // Of what is behind a window there may be no room for all.
+            if (page >= sequences.first_page(kind, seq)) {
+                kv.write(kind, sequences.pages(kind, seq)[page], n, from);
+            }
+            from += n * kv.position_bytes(kind);
+        });
     } catch (...) {  // a device that failed
-        sequences.truncate(seq, kept);
+        sequences.truncate(seq, extent.first);
         throw;
     }
-    const uint64_t without = size_of(s, header.length);
     if (size == without) {
         if (sequences.states() && header.length) sequences.forget_state(seq);
     } else {
@@ -311,27 +380,36 @@ void append_state(Session& s, int32_t seq, const Header& header, const uint8_t* 
     }
 }
 
+// Ends the rest of a sequence that is loaded. Throws Error(context).
+void wake(Session& s, int32_t seq) {
+    std::vector<int64_t> added(size_t(s.params.n_seq), 0);
+    added[size_t(seq)] = 1;
+    s.sequences().wake(added.data());
+}
+
 }  // namespace
 
 void load_state(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
     s.length(seq);  // throws if there is no such sequence
-    const Header header = check(s, data, size, 0);
+    const Checked checked = check(s, data, size, 0);
     Sequences& sequences = s.sequences();
-    sequences.require_pages("the state", pages_of(header.length), sequences.own_pages(seq));
+    sequences.require_pages("the state", pages_of(checked.header.length), sequences.own_pages(seq));
+    wake(s, seq);
     sequences.truncate(seq, 0);
-    append_state(s, seq, header, data, size, 0);
+    append_state(s, seq, checked, data, size);
 }
 
 void load_part(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
     const int64_t length = s.length(seq);
-    const Header header = check(s, data, size, length);
+    const Checked checked = check(s, data, size, length);
     if (length % kKvPage) {
         throw Error(Code::argument,
                     format("a part cannot follow %lld positions: no multiple of %lld",
                            (long long)length, (long long)kKvPage));
     }
-    s.sequences().require_pages("the part", pages_of(header.length), 0);
-    append_state(s, seq, header, data, size, length);
+    s.sequences().require_pages("the part", pages_of(checked.header.length), 0);
+    wake(s, seq);
+    append_state(s, seq, checked, data, size);
 }
 
 void load_state_file(Session& s, int32_t seq, const std::string& path) {

@@ -91,12 +91,16 @@ void attention(const Pass& p, int64_t layer, const Attention& a, ggml::SharedInp
     }
     if (a.growth != 0) grow(p, a, b.heads.q);
 
-    const ggml::KvLayer kv = p.kv.layer(a.kv_of >= 0 ? a.kv_of : layer);
-    if (a.kv_of < 0) ggml::store_kv(p.context, kv, b.batch.slot, n, b.heads.k, b.heads.v);
+    const int64_t owner = a.kv_of >= 0 ? a.kv_of : layer, kind = p.kv.kind(owner);
+    const ggml::KvLayer kv = p.kv.layer(owner);
+    if (a.kv_of < 0) {
+        ggml::store_kv(p.context, kv, b.batch.slots_of(kind), n, b.heads.k, b.heads.v);
+    }
+    const int32_t* const* const pages = b.batch.pages_of(kind);
     for (int64_t t = 0; t < n; t++) {
         const int64_t end = b.batch.position[t] + 1;
         const int64_t begin = std::max(a.first, a.window ? end - a.window : 0);
-        b.heads.rows[t] = {b.batch.pages[t], std::min(begin, end - 1), end};
+        b.heads.rows[t] = {pages[t], std::min(begin, end - 1), end};
     }
     ggml::attention(p.context, kv, a.n_head, {a.scale, a.softcap, a.sinks}, b.heads.rows, n,
                     b.heads.q, b.heads.scratch, b.heads.attended);
