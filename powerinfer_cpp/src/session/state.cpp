@@ -107,7 +107,8 @@ struct Extent {
 Extent extent_of(const Sequences& s, int32_t seq, int64_t first, int64_t n) {
     Extent of{first, first + n, {}};
     for (int64_t kind = 0; kind < s.kv().n_kinds(); kind++) {
-        of.page.push_back(std::max(first / kKvPage, s.first_page(kind, seq)));
+        const int64_t page = std::max(first / kKvPage, s.first_page(kind, seq));
+        of.page.push_back(std::min(page, pages_of(of.end)));
     }
     return of;
 }
