@@ -347,9 +347,9 @@ struct pi_session_params {
      * (see pi_sequence_truncate), 0..64; negative: 8, or what a sixteenth of the budget has room
      * for. */
     int32_t n_checkpoints;
-    /* Sequences that are continued in turn, 1..n_seq; 0: n_seq. Layers with a window have room for
-     * the windows of so many; the others must be empty or rest (pi_sequence_rest). Of use only for
-     * models with windows (pi_model_has_windows). */
+    /* Sequences that are continued in turn; 0, or more than n_seq: n_seq. Layers with a window have
+     * room for the windows of so many; the others must be empty or rest (pi_sequence_rest). Of use
+     * only for models with windows (pi_model_has_windows). */
     int32_t n_active;
     /* Positions behind windows of all sequences together that layers with a window keep, to cut
      * sequences there. They are the first to go when pages are wanted. n_kv or more: all of them;
@@ -588,6 +588,10 @@ int32_t pi_sequence_length(const pi_session* session, int32_t seq); /* -1: no su
  * else from some position on, in its last call of at most n_ubatch rows, and at checkpoints. The
  * message says from where on. */
 pi_status pi_sequence_truncate(pi_session* session, int32_t seq, int32_t n);
+/* The least position above 0 from which on a sequence can be cut everywhere: 1, unless the model
+ * has windows that were given up, or states; with these its end, or one more if that is not known.
+ * -1: no such sequence. */
+int32_t pi_sequence_first_cut(const pi_session* session, int32_t seq);
 /* Says that a sequence is not continued for now, or that it is. What its windows hold may be given
  * up while it rests, if pages are wanted (n_active of pi_session_params); then it can be cut to
  * checkpoints and to 0 only. A call that continues it ends its rest, and so does emptying it. */

@@ -84,7 +84,13 @@ bool Conversation::take_turn(const std::string& message) {
     } catch (const Interrupted&) {
         catch_interrupts();
         // A message that was not read completely is removed.
-        if (!heard) require(pi_sequence_truncate(generation_.session(), 0, before));
+        if (heard) return false;
+        if (pi_sequence_length(generation_.session(), 0) < before) {
+            throw Failure(
+                "the conversation cannot go on: reading the message took the memory of "
+                "what came before (--swa-full keeps all)");
+        }
+        require(pi_sequence_truncate(generation_.session(), 0, before));
         return false;
     }
     return true;

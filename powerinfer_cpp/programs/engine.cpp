@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "console/console.h"
 
@@ -72,6 +73,7 @@ pi_session_params session_params(const Options& options, int32_t trained_for) {
     params.n_ubatch = std::min(options.n_ubatch, params.n_batch);
     params.n_logits = 1;       // of the last row
     params.n_checkpoints = 1;  // for Ctrl-C
+    if (options.swa_full) params.n_kv_old = std::numeric_limits<int64_t>::max();
     params.n_threads = options.n_threads;
     params.n_threads_batch = options.n_threads_batch;
     params.type_k = options.type_k;

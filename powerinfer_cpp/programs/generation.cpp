@@ -120,10 +120,12 @@ void Generation::print_settings(const pi_session_params& session) const {
 // logits_ then points to the logits of the last one.
 void Generation::evaluate(const int32_t* tokens, const bool* generated, size_t n) {
     const size_t most = size_t(pi_session_n_batch(session_.get()));
-    // Ctrl-C between two calls cuts the sequence to where the first one begins.
+    // Ctrl-C cuts the sequence to where the first call begins, also from within a second one or,
+    // where layers have a window, a second pass.
     std::unique_ptr<bool[]> checkpoint;
-    if (n > most && pi_sequence_length(session_.get(), 0) > 0) {
-        checkpoint.reset(new bool[most]());
+    if (n > size_t(std::min(options_.n_ubatch, options_.n_batch)) &&
+        pi_sequence_length(session_.get(), 0) > 0) {
+        checkpoint.reset(new bool[std::min(most, n)]());
         checkpoint[0] = true;
     }
     for (size_t begin = 0; begin < n; begin += most) {

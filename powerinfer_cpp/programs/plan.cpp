@@ -61,6 +61,7 @@ std::string told(const pi_way& way, const std::string& model) {
         if (name == what) return std::string(option) + " " + std::to_string(way.value);
     }
     if (what == "type_k") return "-ctk q8_0 -ctv q8_0";
+    if (what == "n_kv_old") return "no --swa-full";
     if (what == "convert") {
         return command({"convert", model, "--outfile", beside(model, "neurons")}) +
                ", then -m that file: its neurons stay on the disk";

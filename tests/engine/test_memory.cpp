@@ -36,7 +36,7 @@ void test_plan(const Shape& shape) {
     const std::string path = folder / "plan.gguf";
     tiny::write(d, path);
     pi_session_params params = session_params();
-    params.n_ctx = 100000, params.n_seq = 2;
+    params.n_ctx = 100000, params.n_seq = 2, params.n_kv_old = 0;
     pi_model_params read = pi_model_default_params();
     read.use_mmap = false;
     const auto header = Model::inspect(path, read);

@@ -303,7 +303,7 @@ void test_pools() {
     CHECK(pages(640, 1, 1, 32) == 10 && pages(INT64_MAX, 3, 1, 32) == 30);
     CHECK(pages(-1, 1, 1, 32) == 10);  // there is RAM for all
     CHECK_THROWS(argument, pages(-2, 1, 1, 32));
-    CHECK_THROWS(argument, pages(0, 2, 3, 32));
+    CHECK(pages(0, 2, 3, 32) == 6);
     // Where the budget leaves less, a quarter of that.
     pi_model_params how = pi_model_default_params();
     tiny::write(windowed(3, {1, 0, 1}, 50), folder / "small.gguf");
@@ -344,9 +344,10 @@ void test_refusals() {
         said = e.what();
     }
     CHECK(said ==
-          "sequence 0 cannot be continued from position 150, but from 100: layers see the last "
-          "positions only, and those that position 150 sees have been given up; from position " +
-              std::to_string(first) + " on all are there");
+          "sequence 0 cannot be continued from position 150: the model's layers see a window "
+          "of positions, and that of this one was given up: it is there at position 100, and "
+          "from " +
+              std::to_string(first) + " on");
     session.copy(0, 1, 100);  // from the checkpoint
     Tokens joined(tokens.begin(), tokens.begin() + 100);
     joined.insert(joined.end(), other.begin(), other.end());
@@ -419,6 +420,8 @@ void test_parts() {
             CHECK(to.sequences().find(0, at + 64).has_value() == kept);
             if (!kept) CHECK_THROWS(argument, eval(to, {1}));
         }
+        // What came before the parts is still there.
+        if (n_kv_old == 640) CHECK(to.sequences().first_page(1, 0) == 1);
         const Floats got = logits(to, {tokens.begin() + 320, tokens.end()}, 640);
         CHECK(same(got, {expected.begin() + 320 * tiny::kVocab, expected.end()}));
     }

@@ -216,7 +216,7 @@ def test_bytes_that_the_engine_refuses(model_path: Path, kept: Path, want: Any) 
     with serve(model_path, kept) as server:
         prefixes = server.model.prefixes
         names = prefixes.names("", np.array(IDS, np.int32), np.zeros(len(IDS), bool))
-        prefixes._files.write(names[0], b"PIseq04\n" + bytes(100))
+        prefixes._files.write(names[0], b"PIseq05\n" + bytes(100))
         assert ask(server) == (want, 0)
         wait_for(lambda: written(server))
     with serve(model_path, kept) as server:

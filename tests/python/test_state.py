@@ -253,7 +253,7 @@ def test_states_of_an_older_engine_are_refused(llm: Llama) -> None:
     """Old states do not contain how their positions were computed."""
     llm.eval([1, 10, 11])
     state = llm.save_state()
-    assert state.llama_state.startswith(b"PIseq04\n")
+    assert state.llama_state.startswith(b"PIseq05\n")
     older = LlamaState(**{**vars(state), "llama_state": b"PIseq01\n" + state.llama_state[8:]})
     with pytest.raises(ModelFormatError, match="another version of the engine"):
         llm.load_state(older)

@@ -409,6 +409,8 @@ const Option table[] = {
     {"--lora-allow-predictor", nullptr,
      "use predictors with adapters, too, for which they were not made",
      set_flag<&Options::lora_allow_predictor, true>},
+    {"--swa-full", nullptr, "layers with a window keep what is behind it of all positions",
+     set_flag<&Options::swa_full, true>},
     {"-fa, --flash-attn", "[on|off|auto]",
      "accepted and ignored: attention never stores the full score matrix", ignore},
     {"--no-mmap", nullptr, "read the model into memory instead of mapping it",

@@ -55,6 +55,7 @@ struct Options {
     float sparse_threshold;                               // NaN: the file's
     std::vector<std::pair<std::string, float>> adapters;  // files and scales
     bool lora_allow_predictor = false;
+    bool swa_full = false;  // layers with a window keep all positions
     bool random_seed = true;
     bool ignore_eos = false;
     std::string device;         // "": a GPU if there is one

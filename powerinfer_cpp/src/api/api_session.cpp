@@ -192,6 +192,11 @@ pi_status pi_sequence_truncate(pi_session* s, int32_t seq, int32_t n) {
     });
 }
 
+int32_t pi_sequence_first_cut(const pi_session* s, int32_t seq) {
+    const bool there = seq >= 0 && seq < s->session.params.n_seq;
+    return there ? int32_t(s->session.sequences().first_cut(seq)) : -1;
+}
+
 pi_status pi_sequence_rest(pi_session* s, int32_t seq, bool rests) {
     return guarded([&] {
         require(s, kNoSession);

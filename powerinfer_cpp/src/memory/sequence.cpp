@@ -24,6 +24,7 @@ Sequences::Sequences(ggml::Carver& carver, const std::vector<Layer>& layers,
 }
 
 int64_t Sequences::first_cut(int32_t seq) const {
+    if (states_) return std::max<int64_t>(1, length(seq) + !find(seq, length(seq)));
     int64_t n = 1;
     for (int64_t kind = 1; kind < kv_.n_kinds(); kind++) {
         const int64_t begin = first_page(kind, seq) * kKvPage;

@@ -41,7 +41,7 @@ class Sequences {
     // at least first_page().
     const int32_t* pages(int64_t kind, int32_t seq) const { return table(kind, seq); }
     int64_t first_page(int64_t kind, int32_t seq) const { return first_[kind * all() + seq]; }
-    // The least position above 0 from which on a sequence can be cut everywhere, states aside.
+    // The least position above 0 from which on find() knows all; with states the end, or one more.
     int64_t first_cut(int32_t seq) const;
 
     // Pages of all positions that no sequence has: those of checkpoints alone are given up when

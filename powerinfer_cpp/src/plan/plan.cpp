@@ -82,8 +82,8 @@ pi_session_params resolve_session_params(const Model& model, pi_session_params p
     bound("n_kv", p.n_kv, 0, INT64_MAX);
     const int64_t all = p.n_seq * pages_of(p.n_ctx) * kKvPage;  // no sequence has to share
     p.n_kv = p.n_kv ? std::min(p.n_kv, all) : all;
-    bound("n_active", p.n_active, 0, p.n_seq);
-    if (p.n_active == 0) p.n_active = p.n_seq;
+    bound("n_active", p.n_active, 0, INT32_MAX);
+    p.n_active = p.n_active ? std::min(p.n_active, p.n_seq) : p.n_seq;
     bound("n_kv_old", p.n_kv_old, -1, INT64_MAX);
     p.n_kv_old = std::min(p.n_kv_old, p.n_kv);
     // A device's memory is split before it is known what is left of it.

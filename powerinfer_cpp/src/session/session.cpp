@@ -446,17 +446,18 @@ void Session::copy(int32_t from, int32_t to, int64_t n) {
 void Session::restate(int32_t from, int32_t to, int64_t n) {
     const std::optional<Sequences::Known> state = sequences_.find(from, n);
     if (!state) {
+        const auto known = (long long)sequences_.continuable(from, n);
         const std::string why =
             sequences_.states()
-                ? "the model's layers fold all positions into a state"
+                ? format("fold all positions into a state, which is known at position %lld", known)
                 : format(
-                      "layers see the last positions only, and those that position %lld sees "
-                      "have been given up; from position %lld on all are there",
-                      (long long)n, (long long)sequences_.first_cut(from));
-        throw Error(
-            Code::unsupported,
-            format("sequence %d cannot be continued from position %lld, but from %lld: %s", from,
-                   (long long)n, (long long)sequences_.continuable(from, n), why.c_str()));
+                      "see a window of positions, and that of this one was given up: it is there "
+                      "at position %lld, and from %lld on",
+                      known, (long long)sequences_.first_cut(from));
+        throw Error(Code::unsupported,
+                    format("sequence %d cannot be continued from position %lld: the model's layers "
+                           "%s",
+                           from, (long long)n, why.c_str()));
     }
     if (from == to && n == sequences_.length(to)) return;
     sequences_.copy(from, to, n, *state);

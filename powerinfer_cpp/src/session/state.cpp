@@ -358,7 +358,8 @@ void append_state(Session& s, int32_t seq, const Checked& checked, const uint8_t
                          [](int64_t, ggml::KvSlot) {});
         // A sequence has no pages before one that it lacks.
         for (int64_t kind = 1; kind < kv.n_kinds(); kind++) {
-            sequences.forget_before(seq, kind, extent.page[size_t(kind)]);
+            const int64_t page = extent.page[size_t(kind)];
+            if (page > extent.first / kKvPage) sequences.forget_before(seq, kind, page);
         }
     }
     const uint8_t* from = flags + flag_bytes(header.length);

@@ -333,16 +333,22 @@ def add_adapter_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds the number of checkpoints."""
+def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what sequences keep beside their keys and values."""
     parser.add_argument(
         "-ctxcp",
         "--ctx-checkpoints",
         "--swa-checkpoints",
         type=whole(0),
         metavar="N",
-        help="positions from which prompts go on, of a model whose layers have a state (default: "
-        "8, or what a sixteenth of the budget holds)",
+        help="positions from which prompts go on, of a model whose layers have a state or a window "
+        "(default: 8, or what a sixteenth of the budget holds)",
+    )
+    parser.add_argument(
+        "--swa-full",
+        action="store_true",
+        help="layers with a window keep what is behind it of all positions (default: what a "
+        "quarter of the RAM takes that is left)",
     )
 
 
@@ -401,6 +407,7 @@ def llama_options(args: argparse.Namespace) -> dict[str, Any]:
         "sparse": args.sparse,
         "sparse_threshold": args.sparse_threshold,
         "n_checkpoints": args.ctx_checkpoints,
+        "swa_full": args.swa_full,
         "ram_budget": args.ram_budget,
         "bundle": not args.no_bundle,
         "mmap_anyway": args.mmap_anyway,

@@ -21,7 +21,7 @@ from .common import (
     MOST_POSITIONS,
     adapter_options,
     add_adapter_arguments,
-    add_checkpoint_argument,
+    add_cache_arguments,
     add_model_arguments,
     llama_options,
     note_options,
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, seed=None, optional=True)
     add_hub_arguments(parser)
     add_adapter_arguments(parser)
-    add_checkpoint_argument(parser)
+    add_cache_arguments(parser)
     parser.add_argument(
         "-c",
         "--ctx-size",

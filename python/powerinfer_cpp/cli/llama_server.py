@@ -17,7 +17,6 @@ _SO_ALREADY: Mapping[str, str] = {
     "chats use the model's own template": "--jinja",
     "attention never stores the full score matrix": "-fa, --flash-attn [on|off|auto]",
     "a text ends where the context is full": "--no-context-shift",
-    "caches of models with sliding windows hold all positions": "--swa-full",
     "nothing is computed in advance": "--warmup, --no-warmup",
     "requests have their escapes from JSON": "-e, --escape, --no-escape",
     "/metrics and each answer have the times": "--perf, --no-perf",

@@ -231,7 +231,7 @@ class Context:
             len(data),
             flags,
             n_prompt,
-            whole=self.has_states,
+            whole=self._session.first_cut() > 1,
             version=STATE_VERSION,
             numerics=NUMERICS,
         )
@@ -367,7 +367,11 @@ class Context:
             scores = self._fill_scores(start + kept)
         self._last_row = None
         kept_before = checkpoint_flags(start, n, checkpoints)
-        self._session.eval(chunk, keep, generated=generated, checkpoint=kept_before)
+        try:
+            self._session.eval(chunk, keep, generated=generated, checkpoint=kept_before)
+        except BaseException:  # it may have given up the windows that the sequence ended with
+            self.n_tokens = min(self.n_tokens, self._session.length())
+            raise
         if self._record >= lib.PI_RECORD_FIRED:
             self._fired.append(self._session.activations())
         if self._record >= lib.PI_RECORD_INPUTS:

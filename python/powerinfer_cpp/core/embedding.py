@@ -45,7 +45,7 @@ def require_pooling(model: Model, pooling: int) -> None:
 
 def embedding_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """pi_session_params of an Embedder. fields: those that the caller chose."""
-    return {**fields, "embedding": True, "n_logits": 0, "n_checkpoints": 0}
+    return {**fields, "embedding": True, "n_logits": 0, "n_checkpoints": 0, "n_kv_old": 0}
 
 
 class Embedder:

@@ -108,6 +108,7 @@ class Model:
         self.n_params = lib.pi_model_n_params(self.handle)
         self.n_bytes = lib.pi_model_n_bytes(self.handle)
         self.has_states = lib.pi_model_has_states(self.handle)
+        self.has_windows = lib.pi_model_has_windows(self.handle)
         self.guesses = lib.pi_model_guesses(self.handle)
         self.has_predictors = lib.pi_model_has_predictors(self.handle)
         self.bos = lib.pi_token_bos(self.handle)

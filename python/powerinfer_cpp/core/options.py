@@ -33,6 +33,7 @@ _INSTEAD = {
 MOST_GIB = 1 << 33  # of a budget: its bytes are counted in 63 bits
 FIRST_GPU = "cuda0"
 WHAT_FITS = -1  # n_gpu_layers
+ALL_OLD = 2**63 - 1  # n_kv_old
 
 
 def check_unknown(keywords: dict[str, object]) -> None:

@@ -338,8 +338,26 @@ class Session:
         """Drops every position of a sequence from n on.
 
         Raises UnsupportedModelError, and changes nothing, if layers have a state that is not known
-        there: see `match`."""
+        there, or a window that was given up: see `match`."""
         check(lib.pi_sequence_truncate(self.handle, sequence, n))
+
+    def cut_back(self, n: int, sequence: int = 0) -> int:
+        """Cuts a sequence to n positions, or to fewer if a call that failed has given up its window;
+        returns how many. Raises what `truncate` raises."""
+        n = min(n, self.length(sequence))
+        self.truncate(n, sequence)
+        return n
+
+    def first_cut(self, sequence: int = 0) -> int:
+        """The least position above 0 from which on a sequence can be cut everywhere: 1, unless
+        windows were given up, or layers have a state; then its end, or one more if the state there
+        is not known."""
+        return lib.pi_sequence_first_cut(self.handle, sequence)
+
+    def rest(self, sequence: int, rests: bool = True) -> None:
+        """Says that a sequence is not continued for now, so that what its windows hold may be given
+        up if pages are wanted; or that it is. A call that continues it ends its rest."""
+        check(lib.pi_sequence_rest(self.handle, sequence, rests))
 
     def copy(self, source: int, target: int, n: int) -> None:
         """Replaces a sequence by the first n positions of another one. They share memory until one
@@ -353,7 +371,8 @@ class Session:
         tokens [n], and with which it can be continued. generated: bool [n]; None: all are prompt.
 
         If layers have a state, these are only some positions: all that the sequence has, those
-        with a checkpoint, and those of its last call. So who needs the results of the last token
+        with a checkpoint, and those of its last call. If they have a window, all from `first_cut`
+        on, and those with a checkpoint. So who needs the results of the last token
         asks for the tokens before it."""
         same = ffi.new("int32_t *")
         ids, flags = _array("int32_t[]", tokens), _array("bool[]", generated)

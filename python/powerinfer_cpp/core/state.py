@@ -32,7 +32,8 @@ class LlamaState:
     all with logits_all, otherwise of one, or none before anything is computed. llama_state: keys
     and values, llama_state_size bytes. generated: bool [n_tokens], True for generated tokens.
     n_prompt: number of leading tokens that a prompt would compute the same way. whole: it can only
-    be continued at its end, since layers have a state (docs/states.md). random: state of the random
+    be continued at its end, since layers have a state, or gave up what is behind their window
+    (docs/states.md). random: state of the random
     numbers, or None. version, numerics: STATE_VERSION and NUMERICS when it was saved.
     """
 

@@ -62,6 +62,8 @@ def _told(way: Way, path: str, flags: bool) -> str | None:
     what, value = way.what, way.value
     if what in FLAGS:
         return f"{FLAGS[what]} {value}" if flags else f"{what}={value}"
+    if what == "n_kv_old":
+        return "no --swa-full" if flags else "swa_full=False"
     if what == "type_k":
         return "-ctk q8_0 -ctv q8_0" if flags else f"type_k={value}, type_v={value}"
     if what == "convert":

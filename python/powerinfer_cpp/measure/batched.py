@@ -86,6 +86,7 @@ def session_fields(tests: Sequence[Test], fields: dict[str, Any]) -> dict[str, A
         "n_seq": n_texts,
         "n_logits": n_texts,
         "n_checkpoints": 0,  # sequences are only cut at 0
+        "n_kv_old": 0,
     }
 
 

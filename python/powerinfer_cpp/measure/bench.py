@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import UnsupportedModelError
 from ..core.model import Model
 from ..core.session import OpTime, Session
 from ..core.work import Work
@@ -129,7 +130,11 @@ def measure(
         samples, tokens, begin = [], [], session.work()
         energy = EnergyMeter()
         for repetition in range(-1, repetitions):
-            session.truncate(test.n_depth)
+            try:
+                session.truncate(test.n_depth)
+            except UnsupportedModelError:  # windows had no room for what was before
+                session.truncate(0)
+                _fill(session, before)
             if repetition == 0:
                 begin = session.work()
                 session.profile(ops)

@@ -156,7 +156,12 @@ class _Scorer:
 def scoring_fields(n_ctx: int, fields: dict[str, Any]) -> dict[str, Any]:
     """pi_session_params of a session for `perplexity` and `compare`. fields: those that the caller
     chose."""
-    sizes = {"n_ctx": n_ctx, "n_batch": min(fields["n_batch"], n_ctx), "n_checkpoints": 0}
+    sizes = {
+        "n_ctx": n_ctx,
+        "n_batch": min(fields["n_batch"], n_ctx),
+        "n_checkpoints": 0,
+        "n_kv_old": 0,
+    }
     return {**fields, **sizes}
 
 

@@ -85,7 +85,7 @@ def record(
     """
     longest = max(map(len, pieces))
     fields = {**fields, "n_ctx": longest, "n_batch": 1, "n_ubatch": 1, "n_logits": 1}
-    fields["n_checkpoints"] = 0
+    fields["n_checkpoints"] = fields["n_kv_old"] = 0
     session = Session(model, **fields, record=lib.PI_RECORD_NEEDS)
     layers = [layer for layer, size in enumerate(model.sizes) if size.n_ff]
     shapes = [model.sizes[layer].shape for layer in layers]

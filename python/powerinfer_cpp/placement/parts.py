@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..convert import source
 from ..core.errors import ModelFormatError, OutOfMemoryError
 from ..core.gguf import Gguf
+from ..core.options import ALL_OLD
 from ..core.plan import memory_plan
 from ..core.tiers import GPU, RAM
 from .statistics import is_of_neurons
@@ -87,9 +88,10 @@ def read_parts(gguf: Gguf, n_ctx: int, n_ubatch: int, type_kv: int = 1) -> list[
             "n_logits": 1,
             "type_k": type_kv,
             "type_v": type_kv,
+            "n_kv_old": ALL_OLD,  # as on a device
         },
     )["ram"]
-    kv = plan["kv"]
+    kv = plan["kv"] + plan.get("kv_old", 0)
     for i, layer in enumerate(sorted(layers)):  # evenly, to the byte
         sizes["kv", layer] = kv * (i + 1) // len(layers) - kv * i // len(layers)
     # States belong to no layer here: a device has none of theirs.

@@ -52,6 +52,7 @@ def likelihood(model: Model, windows: Sequence[np.ndarray], mode: str, **fields:
         "n_ubatch": min(n_ctx, fields.get("n_ubatch", 512)),
         "n_logits": n_ctx,
         "n_checkpoints": 0,
+        "n_kv_old": 0,
         "sparse": SPARSE_MODES.index(mode),
     }
     session, sums = Session(model, **options), []

@@ -48,6 +48,7 @@ def recording(
         "n_ubatch": min(n_ctx, fields.get("n_ubatch", 512)),
         "n_logits": 1,
         "n_checkpoints": 0,
+        "n_kv_old": 0,
         "sparse": SPARSE_MODES.index(sparse),
         "record": record,
     }

@@ -37,13 +37,30 @@ def context_size(
     with Gguf(given.model_path) as gguf:
         trained = gguf.n_ctx_train or ENOUGH
     tried = min(_TRIED, trained)
-    session = {**given.session, **fields, "n_ctx": tried, "n_kv": tried}
+    session = {**given.session, **fields, "n_ctx": tried, "n_kv": tried, "n_kv_old": 0}
     plan = memory_plan(given.model_path, given.model, session)
     kept = sum(size for name, size in plan["ram"].items() if name not in _LEAVES)
-    kv = sum(plan[tier].get("kv", 0) for tier in ("ram", "gpu"))
-    per_position = max(1, kv // tried)
+    # Of layers with a window a sequence takes as much, however long it is.
+    least, per_position = _kv_bytes(given, session, n_parallel, trained)
+    kept += least
     left = max(0, plan["budget"] - kept) // n_models // per_position
     held = left // SHARE
     n_ctx = max(min(trained, max(held, min(ENOUGH, left // 2))), tried)
     n_kv = max(n_ctx, min(held, n_ctx * n_parallel))
-    return ContextSize(n_ctx, n_kv, n_kv * per_position)
+    return ContextSize(n_ctx, n_kv, least + n_kv * per_position)
+
+
+def _kv_bytes(
+    given: Options, session: Mapping[str, Any], n_parallel: int, trained: int
+) -> tuple[int, int]:
+    """Bytes of keys and values that so many texts take at any length, and those of a position."""
+    sizes = max(1, trained // 2), max(2, trained)
+
+    def planned(n: int) -> int:
+        of = {**session, "n_seq": n_parallel, "n_active": 0, "n_ctx": n, "n_kv": n}
+        plan = memory_plan(given.model_path, given.model, of)
+        return sum(plan[tier].get("kv", 0) for tier in ("ram", "gpu"))
+
+    short, long = map(planned, sizes)
+    per_position = max(1, (long - short) // (sizes[1] - sizes[0]))
+    return max(0, long - sizes[1] * per_position), per_position

@@ -36,6 +36,7 @@ class Options:
         seed: int | None = None,
         vocab_only: bool = False,
         n_checkpoints: int | None = None,
+        swa_full: bool | None = None,
         logits_all: bool = False,
         embedding: bool = False,
         chat_format: str | None = None,
@@ -81,7 +82,10 @@ class Options:
         - n_ctx: positions. None: 512, or the model's if that is less; 0: the model's.
         - n_batch, n_ubatch: 512 tokens per call of the engine, and computed at once.
         - n_checkpoints: positions from which prompts can go on, of a model whose layers have a
-          state (docs/states.md). None: 8, or what a sixteenth of the budget has room for.
+          state or a window (docs/states.md). None: 8, or what a sixteenth of the budget has room
+          for.
+        - swa_full: layers with a window keep what is behind it of all positions. None: what a
+          quarter of the RAM takes that the budget leaves (docs/states.md#windows).
         - logits_all: False. Keep the logits of every token in `scores`, not only the last ones.
         - last_n_tokens_size: 64 last tokens get penalties; -1: all.
         - type_k, type_v: GGUF type ids of the KV cache: F16 (1, the default), Q8_0 (8) or F32 (0).
@@ -187,6 +191,7 @@ class Options:
             "n_threads": n_threads,
             "n_threads_batch": n_threads_batch,
             "n_checkpoints": -1 if n_checkpoints is None else n_checkpoints,
+            "n_kv_old": options.ALL_OLD if swa_full else -1,
             "type_k": 1 if type_k is None else type_k,
             "type_v": 1 if type_v is None else type_v,
             "lora_allow_predictor": bool(lora_allow_predictor),

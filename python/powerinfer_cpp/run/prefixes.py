@@ -115,7 +115,9 @@ class Prefixes:
         self._closing = False
         self.counts = Counts()
         self._per_piece = _per_piece(position_bytes)
-        self._has_states = model.has_states
+        # Where sequences cannot be cut everywhere, files say behind which blocks they can go on.
+        self._has_windows = model.has_windows
+        self._has_ends = model.has_states or model.has_windows
         room = room_for(position_bytes, state_bytes)
         self._reserved = model.reserve("prompts on their way to the disk and back", room)
         self._thread: threading.Thread | None = None
@@ -161,6 +163,7 @@ class Prefixes:
         of = ids[known].copy(), generated[known].copy()
         job = _Job(self._free.pop(), names, files, missing, *of)
         self._session.copy(seq, job.pin, BLOCK * len(names))
+        self._session.rest(job.pin)
         self._pinned[job.pin] = job
         self._jobs.put(job)
 
@@ -180,13 +183,17 @@ class Prefixes:
         self, seq: int, names: Sequence[str], ids: np.ndarray, generated: np.ndarray
     ) -> list[str]:
         """The files of a sequence's blocks, by where it can go on."""
-        if not self._has_states:
+        if not self._has_ends:
             return list(names)
         files, n = list(names), len(names)
-        while n := self._n_blocks(seq, ids[: BLOCK * n], generated[: BLOCK * n]):
+        first = self._session.first_cut(seq)
+        while n := n if BLOCK * n >= first else self._known(seq, ids, generated, n):
             n -= 1
             files[n] = self._end(names[n])
         return files
+
+    def _known(self, seq: int, ids: np.ndarray, generated: np.ndarray, n: int) -> int:
+        return self._n_blocks(seq, ids[: BLOCK * n], generated[: BLOCK * n])
 
     def gone(self, seq: int) -> None:
         """A sequence holds nothing any more."""
@@ -265,7 +272,9 @@ class Prefixes:
         if begun is None:
             return
         seq, at = begun
-        files = [name if self._files.has(name) else self._end(name) for name in names[:-1]]
+        # Windows need the blocks before the last one whole, too; of states that one alone, and the
+        # files of others are smaller without.
+        files = [self._file(name) for name in names[:-1]]
         files.append(self._end(names[-1]))
         try:
             while at < len(files):
@@ -352,9 +361,15 @@ class Prefixes:
 
     def _end(self, name: str) -> str:
         """The file of a block behind which sequences can go on: with states, if there are any."""
-        if not self._has_states:
+        if not self._has_ends:
             return name
         return hashlib.sha256(b"with states" + bytes.fromhex(name)).hexdigest()
+
+    def _file(self, name: str) -> str:
+        """Of the files that a block before the last one may have, one that there is."""
+        end = self._end(name)
+        first, other = (end, name) if self._has_windows else (name, end)
+        return first if self._files.has(first) else other
 
     def _ends(self, names: Sequence[str], files: Sequence[str]) -> frozenset[str]:
         """Those of a sequence's files behind which it can go on."""

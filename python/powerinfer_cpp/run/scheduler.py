@@ -369,7 +369,7 @@ class Scheduler:
                 text.guessed = NO_IDS
                 alone = {text: 1 if text.writes else rows[text]}
                 try:
-                    self._session.truncate(text.n_done, text.seq)
+                    text.n_done = self._session.cut_back(text.n_done, text.seq)
                     return alone if self._compute(alone) else {}  # there is room now
                 except Exception as alone_error:
                     error = alone_error

@@ -66,6 +66,7 @@ class Sequences:
         if found in self._kept:
             if self._session.length(found) <= best + 1 or self._is_next_turn(found, best):
                 self._session.truncate(best, found)
+                self._session.rest(found, False)
                 del self._kept[found]
                 self._prompt[found], self._sender[found] = ids, sender
                 return found, best
@@ -100,6 +101,7 @@ class Sequences:
         try:
             self._session.truncate(n, seq)
             if self._session.length(seq):
+                self._session.rest(seq)
                 self._kept[seq] = None
                 return
         except Exception as error:
@@ -167,4 +169,10 @@ def fields(
     most = n_parallel + 2 if has_states else max(2 * n_parallel, n_parallel + 32)
     n_seq = min(MOST_SEQUENCES, most + n_pins)
     n_logits = min(n_batch, n_parallel + 32)
-    return {"n_seq": n_seq, "n_kv": max(n_kv, n_ctx), "n_batch": n_batch, "n_logits": n_logits}
+    return {
+        "n_seq": n_seq,
+        "n_active": n_parallel + _BESIDE,
+        "n_kv": max(n_kv, n_ctx),
+        "n_batch": n_batch,
+        "n_logits": n_logits,
+    }

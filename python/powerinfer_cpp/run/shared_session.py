@@ -9,6 +9,7 @@ from .._native import lib
 from ..core.errors import OutOfMemoryError
 from ..core.gguf import Gguf
 from ..core.model import SPARSE_MODES
+from ..core.options import ALL_OLD
 from ..core.plan import memory_plan
 from ..core.session import Session
 from ..core.ways import PARALLEL, Way
@@ -23,7 +24,7 @@ _HELPS = 0.97
 # Fields of a session that change no result.
 _SPEED = {
     *("n_ctx", "n_batch", "n_ubatch", "n_logits", "n_threads", "n_threads_batch"),
-    "n_checkpoints",
+    *("n_checkpoints", "n_active", "n_kv_old"),
 }
 
 
@@ -84,7 +85,7 @@ def with_fewer_texts(
 def rows_for_prefixes(given: Options, session: dict[str, Any]) -> int:
     """The room for prefixes on their way, in rows of logits: so much a model that runs from
     storage leaves free."""
-    plan = memory_plan(given.model_path, given.model, session)
+    plan = memory_plan(given.model_path, given.model, {**session, "n_kv_old": ALL_OLD})
     with Gguf(given.model_path) as gguf:
         tokens = gguf.value("tokenizer.ggml.tokens")
     row = 4 * max(1, len(tokens) if isinstance(tokens, list) else 1)
@@ -92,8 +93,10 @@ def rows_for_prefixes(given: Options, session: dict[str, Any]) -> int:
 
 
 def _prefix_bytes(plan: Mapping[str, Any], session: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of a position in the cache, and of a sequence's states, of which there are two."""
-    kv = sum(plan[tier].get("kv", 0) for tier in ("ram", "gpu"))
+    """Bytes of a position in the cache, and of a sequence's states, of which there are two.
+
+    plan: of a session whose windows keep all positions."""
+    kv = sum(plan[tier].get(part, 0) for tier in ("ram", "gpu") for part in ("kv", "kv_old"))
     states = plan["ram"].get("states", 0) // (2 * session["n_seq"])
     return {"position_bytes": kv // session["n_kv"], "state_bytes": states}
 
@@ -125,7 +128,7 @@ def open_prefixes(
             masked=model.has_predictors and SPARSE_MODES[fields["sparse"]] == "auto",
             pins=pins,
             n_kv=fields["n_kv"],
-            **_prefix_bytes(model.plan(**fields), fields),
+            **_prefix_bytes(model.plan(**{**fields, "n_kv_old": ALL_OLD}), fields),
         )
     except OutOfMemoryError as error:
         files.warn(f"prompts are not kept on disk: {error}")

@@ -261,7 +261,7 @@ class Prompts:
             self.control_tokens,
             grammar,
             thinking,
-            compare=self._model.has_states,
+            compare=self._model.has_states or self._model.has_windows,
         )
 
     def format(self, request: ToolRequest | None) -> chat.ChatFormat:

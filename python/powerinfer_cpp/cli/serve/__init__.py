@@ -9,7 +9,7 @@ from ...run.context_size import ENOUGH
 from .. import chat_options, llama_server
 from ..common import (
     add_adapter_arguments,
-    add_checkpoint_argument,
+    add_cache_arguments,
     add_model_arguments,
     whole,
     whole_or_auto,
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, n_batch=512, seed=None, several=True)
     add_hub_arguments(parser)
     add_adapter_arguments(parser)
-    add_checkpoint_argument(parser)
+    add_cache_arguments(parser)
     add_draft_arguments(parser)
     add_memory_arguments(parser)
     parser.add_argument(
