@@ -22,8 +22,8 @@ PLAIN = """
     pi_model_gguf
     pi_token_bos pi_token_eos pi_token_nl pi_token_add_bos pi_token_add_eos pi_token_ends
     pi_gguf_version pi_gguf_is_pwri pi_gguf_n_files pi_gguf_file pi_gguf_n_values pi_gguf_n_tensors
-    pi_session_n_ctx pi_session_n_batch pi_session_free_positions pi_sequence_length pi_sequence_first_cut
-    pi_session_profile pi_session_n_ops
+    pi_session_n_ctx pi_session_n_batch pi_session_free_positions pi_sequence_length
+    pi_sequence_first_cut pi_session_profile pi_session_n_ops
 """
 DEFINED = re.compile(
     r"^[\w:]+[\w:<>* ]*[ *](pi_\w+)\([^;{]*\) (?:noexcept )?\{\n(.*?)^\}", re.M | re.S

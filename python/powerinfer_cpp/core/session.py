@@ -342,8 +342,8 @@ class Session:
         check(lib.pi_sequence_truncate(self.handle, sequence, n))
 
     def cut_back(self, n: int, sequence: int = 0) -> int:
-        """Cuts a sequence to n positions, or to fewer if a call that failed has given up its window;
-        returns how many. Raises what `truncate` raises."""
+        """Cuts a sequence to n positions, or to fewer if a call that failed has given up its
+        window; returns how many. Raises what `truncate` raises."""
         n = min(n, self.length(sequence))
         self.truncate(n, sequence)
         return n

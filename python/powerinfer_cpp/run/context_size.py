@@ -43,16 +43,16 @@ def context_size(
     # Of layers with a window a sequence takes as much, however long it is.
     least, per_position = _kv_bytes(given, session, n_parallel, trained)
     kept += least
-    left = max(0, plan["budget"] - kept) // n_models // per_position
+    left = int(max(0, plan["budget"] - kept) / n_models / per_position)
     held = left // SHARE
     n_ctx = max(min(trained, max(held, min(ENOUGH, left // 2))), tried)
     n_kv = max(n_ctx, min(held, n_ctx * n_parallel))
-    return ContextSize(n_ctx, n_kv, least + n_kv * per_position)
+    return ContextSize(n_ctx, n_kv, least + round(n_kv * per_position))
 
 
 def _kv_bytes(
     given: Options, session: Mapping[str, Any], n_parallel: int, trained: int
-) -> tuple[int, int]:
+) -> tuple[int, float]:
     """Bytes of keys and values that so many texts take at any length, and those of a position."""
     sizes = max(1, trained // 2), max(2, trained)
 
@@ -62,5 +62,5 @@ def _kv_bytes(
         return sum(plan[tier].get("kv", 0) for tier in ("ram", "gpu"))
 
     short, long = map(planned, sizes)
-    per_position = max(1, (long - short) // (sizes[1] - sizes[0]))
-    return max(0, long - sizes[1] * per_position), per_position
+    per_position = max(1.0, (long - short) / (sizes[1] - sizes[0]))
+    return max(0, round(long - sizes[1] * per_position)), per_position
