@@ -45,7 +45,7 @@ void embed_in_layer(const Pass& p, int64_t i, const LayerEmbedding& e, ggml::Sha
     p.multiply(x.get(p.context, e.gate.quantised()), {{e.gate, b.embedding.gate, nullptr}});
     for (int64_t t = 0; t < n; t++) {
         const float* const own = b.embedding.all + (t * c.n_layer + i) * width;
-        ggml::gated_activation(p.context, c.activation, b.embedding.gate + t * width, own, width);
+        ggml::gated_activation(p.context, e.activation, b.embedding.gate + t * width, own, width);
     }
     const Input gated =
         b.input.prepare(p.context, b.embedding.gate, n, width, e.project.quantised());

@@ -91,7 +91,7 @@ void DeviceForward::launch_norm(const NormWeights& w, float* x, const DeviceInpu
     DeviceNorm norm;
     norm.weight = on_.vector(&w.weight);
     norm.bias = on_.vector(&w.bias);
-    norm.eps = model_.config.norm_eps;
+    norm.eps = w.eps;
     norm.x = x;
     for (int i = 0; i < 2; i++) norm.added[i] = std::exchange(added_[i], nullptr);
     norm.y = y;
@@ -116,10 +116,11 @@ void DeviceForward::launch_attention(int64_t i, const Kind& kind) {
     launch_products(s.normed, {product(a.q, s.q, a.q_bias), product(a.k, s.k, a.k_bias),
                                product(a.v, s.v, a.v_bias)});
     const int n_pairs = a.rope < 0 ? 0 : int(c.ropes[size_t(a.rope)].n_rot / 2);
+    const ggml::RopePairs pairs = a.rope < 0 ? c.rope_pairs : c.ropes[size_t(a.rope)].pairs;
     const auto norm_and_rope = [&](float* x, int64_t n_head, const float* const& norm) {
         if (!n_pairs && !norm) return;
         ops_.norm_and_rope(stream_.get(), x, kind.rows, int(n_head), int(a.head_dim),
-                           on_.vector(&norm), c.norm_eps, s.cos_sin, n_pairs, c.rope_pairs);
+                           on_.vector(&norm), a.norm_eps, s.cos_sin, n_pairs, pairs);
     };
     norm_and_rope(s.q, a.n_head, a.q_norm);
     norm_and_rope(s.k, a.n_head_kv, a.k_norm);
@@ -301,7 +302,7 @@ void DeviceForward::launch_matrices(int64_t i) {
     } else {
         launch_products(s.ffn_normed, {product(f.up, s.fired.x, f.up_bias)});
     }
-    ops_.activation(stream_.get(), model_.config.activation, fired, f.gate ? s.up : nullptr);
+    ops_.activation(stream_.get(), ffn(i).activation, fired, f.gate ? s.up : nullptr);
     launch_products(fired, {product(f.down, s.ffn_out, f.down_bias)});
 }
 

@@ -42,11 +42,11 @@ struct Pass {
     }
     // y = norm(x), n rows of the stream.
     void norm(const float* x, const NormWeights& w, int64_t n, float* y) const {
-        const Config& c = model.config;
-        if (c.norm == Config::Norm::layer) {
-            ggml::layer_norm(context, x, w.weight, w.bias, c.norm_eps, n, c.n_embd, y);
+        const int64_t n_embd = model.config.n_embd;
+        if (w.kind == Norm::layer) {
+            ggml::layer_norm(context, x, w.weight, w.bias, w.eps, n, n_embd, y);
         } else {
-            ggml::rms_norm(context, x, w.weight, c.norm_eps, n, c.n_embd, y);
+            ggml::rms_norm(context, x, w.weight, w.eps, n, n_embd, y);
         }
     }
     // Where operators note which neurons fire, [n, n_ff]; null if nobody wants to know.

@@ -28,11 +28,15 @@ struct RopeScaling {
     double attention_factor = 1;  // yarn: multiplies 0.1 ln(factor) + 1
 };
 
+// RMSNorm, or LayerNorm.
+enum class Norm : uint8_t { rms, layer };
+
 // A table of RoPE (arXiv 2104.09864) that attention of some layers uses.
 struct Rope {
     double base = 10000;
     int64_t n_rot = 0;   // values of a head that rotate, even
     bool scaled = true;  // by RopeScaling, the file's factors and what a session asks for
+    ggml::RopePairs pairs = ggml::RopePairs::adjacent;
 };
 
 // Sizes and constants of the architecture, from the keys {arch}.*.
@@ -46,7 +50,7 @@ struct Config {
     int64_t first_heads = 0;  // of the first layer with attention; 0: none has it
     // Layers behind them that guess further tokens (multi-token prediction). See Model::nextn.
     int64_t n_nextn = 0;
-    ggml::RopePairs rope_pairs = ggml::RopePairs::adjacent;
+    ggml::RopePairs rope_pairs = ggml::RopePairs::adjacent;  // of all `ropes`
     // The first one is what the keys say. None: positions are learned, or layers with a state know
     // them (hybrid).
     std::vector<Rope> ropes;
@@ -56,7 +60,8 @@ struct Config {
     float logit_scale = 1;        // multiplies the logits
     float logit_softcap = 0;      // of logits, see ggml::AttentionScores
     int64_t position_offset = 0;  // learned positions: row of position 0
-    enum class Norm { rms, layer } norm = Norm::rms;
+    // What the parts of layers have unless their family says otherwise.
+    Norm norm = Norm::rms;
     bool norm_bias = true;  // LayerNorm adds one
     float norm_eps = 0;
     ggml::Activation activation = ggml::Activation::silu;

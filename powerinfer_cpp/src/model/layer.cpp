@@ -6,20 +6,6 @@
 
 namespace powerinfer {
 
-namespace {
-
-int64_t folded(const ShortConvolution& s) {
-    return s.channels;
-}
-int64_t folded(const Mamba2& s) {
-    return s.inner();
-}
-int64_t folded(const DeltaNet& s) {
-    return s.v_dim();
-}
-
-}  // namespace
-
 const FeedForward& experts_after(const Layer& layer, size_t k) {
     for (k++; k < layer.parts.size(); k++) {
         const auto* f = std::get_if<FeedForward>(&layer.parts[k].op);
@@ -42,12 +28,8 @@ const FeedForward* part_beside(const Layer& layer, size_t k) {
 
 StateSizes state_sizes(const Layer& layer) {
     StateSizes found;
-    const auto find = [&](const auto* part) {
-        if (part) found = {part->state(), part->entering(), folded(*part)};
-    };
-    find(layer.find<ShortConvolution>());
-    find(layer.find<Mamba2>());
-    find(layer.find<DeltaNet>());
+    for_state_part(
+        layer, [&](const auto& part) { found = {part.state(), part.entering(), part.folded()}; });
     if (layer.hidden) found = {layer.hidden, layer.hidden, 0};
     return found;
 }
@@ -83,20 +65,10 @@ LargestSizes largest_sizes(const std::vector<Layer>& layers) {
                                   raise(most.expert_width, f.width);
                               },
                               [](const LayerEmbedding&) {},
-                              [&](const ShortConvolution& s) {
-                                  raise(most.entering, s.entering());
-                                  raise(most.beside, 2 * s.channels);
-                                  raise(most.folded, s.channels);
-                              },
-                              [&](const Mamba2& s) {
-                                  raise(most.entering, s.entering());
-                                  raise(most.beside, s.inner() + s.n_head);
-                                  raise(most.folded, s.inner());
-                              },
-                              [&](const DeltaNet& s) {
-                                  raise(most.entering, s.entering());
-                                  raise(most.beside, s.v_dim() + 2 * s.n_v_head);
-                                  raise(most.folded, s.by_head_dim() + 2 * s.n_v_head);
+                              [&](const auto& with_state) {
+                                  raise(most.entering, with_state.entering());
+                                  raise(most.beside, with_state.beside());
+                                  raise(most.folded, with_state.room());
                               }},
                        part.op);
         }

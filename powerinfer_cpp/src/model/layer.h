@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -18,14 +20,17 @@
 #include "ggml/recurrence.h"
 #include "ggml/sketch.h"
 #include "ggml/tensor.h"
+#include "model/config.h"
 #include "weights/neuron_layout.h"
 
 namespace powerinfer {
 
-// Weights of a normalisation; no bias for RMSNorm.
+// A normalisation and its weights; no bias for RMSNorm.
 struct NormWeights {
     const float* weight = nullptr;  // [n]
     const float* bias = nullptr;    // [n]
+    Norm kind = Norm::rms;
+    float eps = 0;
 };
 
 // Matrices are [outputs, inputs]. A null pointer or an empty matrix means that the model has no
@@ -76,6 +81,8 @@ struct Attention {
     // [n_head | n_head_kv, head_dim]. Or over the whole row: [q_dim | k_dim].
     const float *q_norm = nullptr, *k_norm = nullptr;
     enum class Norms { by_head, whole_row, after_rope } norms = Norms::by_head;  // after: by head
+    Norm norm = Norm::rms;            // of queries and keys
+    float norm_eps = 0;               // of all norms of the part
     const float* out_norm = nullptr;  // [out_dim], RMSNorm of what the heads give, before o
 
     int64_t q_dim() const { return n_head * head_dim; }
@@ -128,13 +135,15 @@ struct FeedForward {
     // What experts read and give, [width] each, if that is narrower than a row of the model: narrow
     // . x, and widen . their sum. 0, and empty: they read x.
     int64_t width = 0;
-    ggml::Matrix narrow, widen;        // [width, n_embd], [n_embd, width]
-    std::optional<ggml::Xielu> xielu;  // the activation, if Config::activation is xielu
+    ggml::Matrix narrow, widen;  // [width, n_embd], [n_embd, width]
+    ggml::Activation activation = ggml::Activation::silu;
+    std::optional<ggml::Xielu> xielu;  // its parameters, if it is xielu
     // RMSNorm of the values act(gate . x) * up . x before down. Its weights are Ffn::value_norm; in
     // neuron-aware files the down rows have them as a factor. Then only the root of the mean square
     // is left, one number for all neurons of a row, which the finished sum is divided by: it needs
     // the squares of those that fire, and no others.
     bool norms_values = false;
+    float norm_eps = 0;
     float sparse_threshold = 0;  // predictor score below which a neuron is skipped
     float recall = 0;            // share of firings that it found in training; 0: unknown
     // Where it is in the model: its layer, its number among all feed-forward parts, that of its
@@ -154,11 +163,14 @@ struct FeedForward {
 // see Model::layer_embd.
 struct LayerEmbedding {
     ggml::Matrix gate, project;  // [width, n_embd], [n_embd, width]
+    ggml::Activation activation = ggml::Activation::silu;
 };
 
 // Parts that fold all positions of a sequence into numbers of a fixed count, its state: no position
-// of it can be taken back. state(): floats of a layer and sequence, those of the convolution first.
-// entering(): floats of a row that the state depends on, from which it can be computed once more.
+// of it can be taken back. They are found by their member state(): floats of a layer and sequence,
+// those of the convolution first. entering(): floats of a row that the state depends on, from which
+// it can be computed once more. beside(): what else a row's part computes of its input. folded():
+// what the operators give, which `out` reads; room(): what they need for that.
 
 // A causal convolution between two gates (LFM2): b, c, u are products of x; out . (c * conv(b *
 // u)). Its state is the last taps - 1 columns of b * u.
@@ -169,6 +181,9 @@ struct ShortConvolution {
 
     int64_t state() const { return (taps - 1) * channels; }
     int64_t entering() const { return channels; }
+    int64_t beside() const { return 2 * channels; }
+    int64_t folded() const { return channels; }
+    int64_t room() const { return folded(); }
 };
 
 // Mamba-2 (arXiv 2405.21060): z, u, B, C and dt are products of x; u, B, C = silu(conv(u, B, C) +
@@ -183,6 +198,7 @@ struct Mamba2 {
     const float *dt_bias = nullptr, *a = nullptr, *d = nullptr;  // [n_head]; a < 0
     const float* norm = nullptr;  // [inner], RMSNorm of norm_group values each; null: none
     int64_t norm_group = 0;
+    float norm_eps = 0;
 
     int64_t inner() const { return n_head * head_dim; }
     int64_t channels() const { return inner() + 2 * n_group * n_state; }
@@ -190,6 +206,9 @@ struct Mamba2 {
         return (taps - 1) * channels() + ggml::matrix_states(n_head, n_state, head_dim);
     }
     int64_t entering() const { return channels() + n_head; }
+    int64_t beside() const { return inner() + n_head; }
+    int64_t folded() const { return inner(); }
+    int64_t room() const { return folded(); }
 };
 
 // A gated delta net (arXiv 2412.06464): q, k, v = silu(conv(qkv . x)), z = gate . x; for each head
@@ -207,6 +226,7 @@ struct DeltaNet {
     const float* conv = nullptr;                   // [channels, taps]
     const float *dt_bias = nullptr, *a = nullptr;  // [n_v_head]; a < 0
     const float* norm = nullptr;                   // [v_head_dim]
+    float norm_eps = 0;
 
     int64_t k_dim() const { return n_k_head * head_dim; }
     int64_t v_dim() const { return n_v_head * v_head_dim; }
@@ -216,7 +236,16 @@ struct DeltaNet {
         return (taps - 1) * channels() + ggml::matrix_states(n_v_head, head_dim, v_head_dim);
     }
     int64_t entering() const { return channels() + 2 * n_v_head; }
+    int64_t beside() const { return v_dim() + 2 * n_v_head; }
+    int64_t folded() const { return v_dim(); }
+    int64_t room() const { return by_head_dim() + 2 * n_v_head; }
 };
+
+// Is T a kind of part with a state?
+template <typename T, typename = void>
+constexpr bool kHasState = false;
+template <typename T>
+constexpr bool kHasState<T, std::void_t<decltype(std::declval<T>().state())>> = true;
 
 // For std::visit of a part's op, a function for each kind: a new kind does not compile until each
 // visit has one for it.
@@ -266,6 +295,18 @@ struct Layer {
     }
 };
 
+// Calls f(part) for the part of a layer that has a state, if there is one: a layer has at most one.
+template <typename F>
+void for_state_part(const Layer& layer, const F& f) {
+    for (const LayerPart& part : layer.parts) {
+        std::visit(
+            [&](const auto& op) {
+                if constexpr (kHasState<std::decay_t<decltype(op)>>) f(op);
+            },
+            part.op);
+    }
+}
+
 // The experts that the router at part k chooses from. Throws Error(internal) if there are none.
 const FeedForward& experts_after(const Layer& layer, size_t k);
 
@@ -274,7 +315,7 @@ const FeedForward& experts_after(const Layer& layer, size_t k);
 const FeedForward* part_beside(const Layer& layer, size_t k);
 
 // What a layer keeps of a sequence, what of a row enters it, and what its output matrix reads of
-// what was folded: floats. A layer has at most one part with a state; 0: none.
+// what was folded: floats. 0: it has no part with a state.
 struct StateSizes {
     int64_t state = 0, entering = 0, folded = 0;
 };
@@ -287,7 +328,8 @@ struct LargestSizes {
             out_dim = 0;              // results of attention and what becomes of them, inputs of o
     int64_t latent = 0, by_head = 0;  // v_head_dim of latents; values of heads apart
     int64_t n_ff = 0, n_expert = 0, n_used = 0, expert_width = 0;
-    // Of parts with a state: what enters it, what its part computes beside that, and results.
+    // Of parts with a state: what enters it, what its part computes beside that, and the room of
+    // results.
     int64_t entering = 0, beside = 0, folded = 0;
 };
 LargestSizes largest_sizes(const std::vector<Layer>& layers);

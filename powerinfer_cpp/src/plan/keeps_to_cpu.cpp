@@ -32,14 +32,14 @@ KeptToCpu::KeptToCpu(const Model& model) : model_(model) {
 
 // A norm without bias is an RMSNorm on a device.
 bool KeptToCpu::lacks_norm_bias() const {
-    return model_.config.norm == Config::Norm::layer && !model_.config.norm_bias;
+    return model_.config.norm == Norm::layer && !model_.config.norm_bias;
 }
 
 std::string KeptToCpu::reason(const Attention& attention) const {
     const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, first, growth, growth_ctx,
                  v_norm, kv_of, scale, softcap, sinks, q, k, v, o, q_bias, k_bias, v_bias, o_bias,
-                 q_scale, k_scale, v_scale, o_scale, gated, latent, q_norm, k_norm, norms,
-                 out_norm] = attention;
+                 q_scale, k_scale, v_scale, o_scale, gated, latent, q_norm, k_norm, norms, norm,
+                 norm_eps, out_norm] = attention;
     if (first > 0) return "layers that guess tokens keep to the CPU";
     if (gated) return "attention whose results are gated keeps to the CPU";
     if (latent) return "attention over latents keeps to the CPU";
@@ -65,7 +65,7 @@ std::string KeptToCpu::reason(const Attention& attention) const {
     // A pass has one table of rotations there.
     if (rope > 0) return "layers that rotate heads by a base of their own keep to the CPU";
     // Norms of heads are RMS norms there, one weight for all heads.
-    if (model_.config.norm == Config::Norm::layer && (has(q_norm) || has(k_norm))) {
+    if (norm == Norm::layer && (has(q_norm) || has(k_norm))) {
         return "models with a LayerNorm over each head keep to the CPU";
     }
     return "";
@@ -76,11 +76,11 @@ std::string KeptToCpu::reason(const Router&) const {
 }
 
 std::string KeptToCpu::reason(const FeedForward& ffn) const {
-    const auto& [n_ff, n_used, blocks, share, width, narrow, widen, xielu, norms_values,
-                 sparse_threshold, recall, layer, index, first_block, first_neuron] = ffn;
+    const auto& [n_ff, n_used, blocks, share, width, narrow, widen, activation, xielu, norms_values,
+                 norm_eps, sparse_threshold, recall, layer, index, first_block, first_neuron] = ffn;
     if (xielu) return "models with xIELU keep to the CPU";
     if (n_used > 0 || blocks.size() != 1) return "mixtures of experts keep to the CPU";
-    if (model_.config.activation == ggml::Activation::swiglu_oai) {
+    if (activation == ggml::Activation::swiglu_oai) {
         return "models with the activation swiglu_oai keep to the CPU";
     }
     if (norms_values) return "models with norms inside feed-forward blocks keep to the CPU";
@@ -97,25 +97,21 @@ std::string KeptToCpu::reason(const LayerEmbedding&) const {
     return "models with embeddings of each layer keep to the CPU";
 }
 
-std::string KeptToCpu::reason(const ShortConvolution&) const {
-    return kWithState;
-}
-
-std::string KeptToCpu::reason(const Mamba2&) const {
-    return kWithState;
-}
-
-std::string KeptToCpu::reason(const DeltaNet&) const {
-    return kWithState;
-}
-
 // index: of the part in its layer, 0 or 1.
 std::string KeptToCpu::reason(const LayerPart& part, size_t index) const {
     const auto& [input, norm, post_norm, scale, add, sum_norm, op] = part;
     if (lacks_norm_bias()) return "models with a LayerNorm without bias keep to the CPU";
     if (scale != 1) return "models that scale what attention and FFN give keep to the CPU";
     if (post_norm || sum_norm) return "models with norms after attention and FFN keep to the CPU";
-    const std::string why = std::visit([&](const auto& kind) { return reason(kind); }, op);
+    const std::string why = std::visit(
+        [&](const auto& kind) -> std::string {
+            if constexpr (kHasState<std::decay_t<decltype(kind)>>) {
+                return kWithState;
+            } else {
+                return reason(kind);
+            }
+        },
+        op);
     if (!why.empty()) return why;
     const bool expected = index == 0 ? std::holds_alternative<Attention>(op)
                                      : std::holds_alternative<FeedForward>(op);

@@ -36,8 +36,8 @@ void project_heads(const Pass& p, const Attention& a, const Input& x) {
     }
     norm_and_rope(p, a, a.k_norm, a.n_head_kv, b.heads.k);
     if (a.v_norm) {
-        ggml::rms_norm(p.context, b.heads.v, nullptr, p.model.config.norm_eps,
-                       b.batch.n * a.n_head_kv, a.v_head_dim, b.heads.v);
+        ggml::rms_norm(p.context, b.heads.v, nullptr, a.norm_eps, b.batch.n * a.n_head_kv,
+                       a.v_head_dim, b.heads.v);
     }
 }
 
@@ -58,20 +58,20 @@ void norm_and_rope(const Pass& p, const Attention& a, const float* weight, int64
     const int64_t n = p.work.batch.n;
     const auto normalise = [&] {
         if (!weight) return;
-        if (c.norm == Config::Norm::layer) {
-            ggml::layer_norm(p.context, x, weight, nullptr, c.norm_eps, n * n_head, a.head_dim, x,
+        if (a.norm == Norm::layer) {
+            ggml::layer_norm(p.context, x, weight, nullptr, a.norm_eps, n * n_head, a.head_dim, x,
                              n_head);
         } else if (a.norms == Attention::Norms::whole_row) {
-            ggml::rms_norm(p.context, x, weight, c.norm_eps, n, n_head * a.head_dim, x);
+            ggml::rms_norm(p.context, x, weight, a.norm_eps, n, n_head * a.head_dim, x);
         } else {
-            ggml::rms_norm(p.context, x, weight, c.norm_eps, n * n_head, a.head_dim, x);
+            ggml::rms_norm(p.context, x, weight, a.norm_eps, n * n_head, a.head_dim, x);
         }
     };
     if (a.norms != Attention::Norms::after_rope) normalise();
     if (a.rope >= 0) {
         const auto table = size_t(a.rope);
         ggml::rope(p.context, x, n, n_head, a.head_dim, p.work.heads.cos_sin[table],
-                   c.ropes[table].n_rot / 2, c.rope_pairs);
+                   c.ropes[table].n_rot / 2, c.ropes[table].pairs);
     }
     if (a.norms == Attention::Norms::after_rope) normalise();
 }
@@ -111,8 +111,8 @@ void attention(const Pass& p, int64_t layer, const Attention& a, ggml::SharedInp
         ggml::gate_by_sigmoid(p.context, b.heads.attended, b.heads.q, n * a.out_dim());
     }
     if (a.out_norm) {
-        ggml::rms_norm(p.context, b.heads.attended, a.out_norm, p.model.config.norm_eps, n,
-                       a.out_dim(), b.heads.attended);
+        ggml::rms_norm(p.context, b.heads.attended, a.out_norm, a.norm_eps, n, a.out_dim(),
+                       b.heads.attended);
     }
     p.record.squares(p.context, PI_INPUT_ATTENTION_OUTPUT, layer, 0, b.heads.attended, n);
     const Input attended =

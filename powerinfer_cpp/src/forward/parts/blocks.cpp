@@ -51,14 +51,15 @@ void adapt(const Pass& p, const FfnBlock& block, const Values& values) {
 // with gate. Neighbours with the same activation are computed in one call.
 void activate(const Pass& p, const std::vector<FfnBlock>& blocks) {
     const FfnRows& b = p.work.ffn;
-    const ggml::Activation act = p.model.config.activation;
     int64_t first = 0, n = 0;
     for_blocks(blocks, [&](const FfnBlock& block, const Values& of) {
         n += of.n();
         const FfnBlock* const next = &block < &blocks.back() ? &block + 1 : nullptr;
         const bool same = next && bool(next->w.gate) == bool(block.w.gate) &&
+                          next->part.activation == block.part.activation &&
                           (!block.part.xielu || &next->part == &block.part);
         if (same) return;
+        const ggml::Activation act = block.part.activation;
         if (block.w.gate) {
             ggml::gated_activation(p.context, act, b.gate + first, b.up + first, n);
         } else if (block.part.xielu) {
@@ -116,8 +117,8 @@ void compute_blocks(const Pass& p, const std::vector<FfnBlock>& blocks) {
         const FeedForward& part = block.part;
         float* const values = b.gate + of.first;
         if (part.norms_values) {
-            ggml::rms_norm(p.context, values, block.of_model().value_norm, p.model.config.norm_eps,
-                           of.rows, of.n_ff, values);
+            ggml::rms_norm(p.context, values, block.of_model().value_norm, part.norm_eps, of.rows,
+                           of.n_ff, values);
         }
         p.record.squares(p.context, PI_INPUT_FFN_DOWN, part.index, block.expert, values, of.rows);
     });

@@ -113,6 +113,7 @@ void finish(const Pass& p, const DeltaNet& s, float* y) {
     norm.n_group = s.n_v_head;
     norm.group = s.v_head_dim;
     norm.weight = s.norm;
+    norm.eps = s.norm_eps;
     norm.gate_first = false;
     finish_gated(p, norm, gates(p.work, s), s.out, y);
 }

@@ -28,7 +28,7 @@ void latent_queries_and_keys(const Pass& p, const Attention& a, ggml::SharedInpu
     const auto rotate = [&](float* heads, int64_t n_head, int64_t head_dim) {
         const auto table = size_t(a.rope);
         ggml::rope(context, heads, n, n_head, head_dim, b.heads.cos_sin[table], rotating / 2,
-                   p.model.config.rope_pairs);
+                   p.model.config.ropes[table].pairs);
     };
     rotate(q + l.nope, a.n_head, width);
     rotate(b.heads.k + rank, 1, a.head_dim);

@@ -50,6 +50,7 @@ void finish(const Pass& p, const Mamba2& s, float* y) {
     norm.n_group = norm.n_weights = inner / group;
     norm.group = group;
     norm.weight = s.norm;
+    norm.eps = s.norm_eps;
     finish_gated(p, norm, gates(p.work, s), s.out, y);
 }
 

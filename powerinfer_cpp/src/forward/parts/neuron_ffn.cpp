@@ -62,7 +62,7 @@ void neuron_ffn(const Pass& p, const BlockRows& in, float* y) {
     compute_neurons(p, block, y);
     const float* const values = p.work.neurons.scratch.values;
     if (in.part.norms_values) {
-        ggml::divide_by_rms(p.context, values, c.norm_eps, in.n, neurons.n, neurons.cols, y);
+        ggml::divide_by_rms(p.context, values, in.part.norm_eps, in.n, neurons.n, neurons.cols, y);
     }
     if (values) p.adapters.add(p.context, {values, in.n, neurons.n, {}}, &in.w().neurons.down, y);
     p.record.fired(p.context, in.part.index, in.expert, in.rows, in.n, p.flags());

@@ -49,12 +49,8 @@ void replay(ggml::Context& context, const Model& model, const StateLayout& layou
         for (size_t i = 0; i < model.layers.size(); i++) {
             const Folding f{context, model, work, here, layout.state[i]};
             const float* from = entered + begin * layout.n_entering + layout.entering[i];
-            const auto again = [&](const auto* part) {
-                if (part) fold_kept(f, *part, from, layout.n_entering);
-            };
-            again(model.layers[i].find<ShortConvolution>());
-            again(model.layers[i].find<Mamba2>());
-            again(model.layers[i].find<DeltaNet>());
+            for_state_part(model.layers[i],
+                           [&](const auto& part) { fold_kept(f, part, from, layout.n_entering); });
             const int64_t hidden = model.layers[i].hidden;
             std::copy_n(from + (here - 1) * layout.n_entering, hidden, after + layout.state[i]);
         }
@@ -72,7 +68,6 @@ void finish_gated(const Pass& p, ggml::GatedNorm norm, float* gates, const ggml:
                   float* y) {
     Workspace& w = p.work;
     const int64_t n = w.batch.n, width = norm.n_group * norm.group;
-    norm.eps = p.model.config.norm_eps;
     const ggml::Heads values{w.state.folded, width, norm.group};
     ggml::gated_norm(p.context, norm, n, values, {gates, width, norm.group}, values);
     const ggml::Input input = w.input.prepare(p.context, w.state.folded, n, width, out.quantised());

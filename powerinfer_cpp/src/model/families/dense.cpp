@@ -122,7 +122,7 @@ void weights_exaone4(Model& m, Specs& specs) {
 // Command R7B and later (Cohere 2): attention and feed-forward block read the same norm, a
 // LayerNorm without bias. Layers with a window rotate, others do not.
 void configure_cohere2(const ggml::Gguf& gguf, Config& c) {
-    c.norm = Config::Norm::layer;
+    c.norm = Norm::layer;
     c.norm_bias = false;
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1));
     const double scale = gguf.number(c.architecture + ".logit_scale", 0, 1e6, 0);
@@ -161,7 +161,7 @@ void weights_apertus(Model& m, Specs& specs) {
 
 // StarCoder 2: LayerNorm, biases everywhere, no gate.
 void configure_starcoder2(const ggml::Gguf& gguf, Config& c) {
-    c.norm = Config::Norm::layer;
+    c.norm = Norm::layer;
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
 }

@@ -7,7 +7,7 @@ namespace powerinfer {
 namespace {
 
 void configure_falcon(const ggml::Gguf& gguf, Config& c) {
-    c.norm = Config::Norm::layer;
+    c.norm = Norm::layer;
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
 }

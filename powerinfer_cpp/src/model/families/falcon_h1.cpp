@@ -21,7 +21,7 @@ void weights_falcon_h1(Model& m, std::vector<WeightSpec>& specs) {
         const size_t k = m.layers[size_t(i)].parts.size();
         w.feed_forward(i, form);
         LayerPart& part = m.layers[size_t(i)].parts[k];
-        if (plain) w.vector(Part::norms, norm, m.config.n_embd, &part.norm.emplace().weight);
+        if (plain) w.norm_of(norm, &part.norm.emplace(), m.config.n_embd);
     }
 }
 

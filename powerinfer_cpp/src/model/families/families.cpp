@@ -416,6 +416,24 @@ static void require_xielu(const Model& m, const FeedForward& part) {
     }
 }
 
+// Gives the tables of RoPE and the parts of all layers what the file says of the model as a whole.
+static void complete_parts(Model& model) {
+    Config& c = model.config;
+    for (Rope& rope : c.ropes) rope.pairs = c.rope_pairs;
+    const auto complete = ByKind{[&](Attention& a) { a.norm = c.norm, a.norm_eps = c.norm_eps; },
+                                 [](Router&) {},
+                                 [&](FeedForward& f) {
+                                     f.activation = c.activation;
+                                     f.norm_eps = c.norm_eps;
+                                 },
+                                 [&](LayerEmbedding& e) { e.activation = c.activation; },
+                                 [](ShortConvolution&) {},
+                                 [&](auto& with_norm) { with_norm.norm_eps = c.norm_eps; }};
+    for (Layer& layer : model.layers) {
+        for (LayerPart& part : layer.parts) std::visit(complete, part.op);
+    }
+}
+
 std::vector<WeightSpec> weight_specs(Model& model, const Family& family) {
     std::vector<WeightSpec> specs;
     const ggml::Gguf& gguf = model.file.gguf;
@@ -423,6 +441,7 @@ std::vector<WeightSpec> weight_specs(Model& model, const Family& family) {
     family.weights(model, specs);
     if (model.guesses()) family.nextn(model, specs);
     number_parts(model);
+    complete_parts(model);
     const std::string experts = model.config.architecture + ".expert_count";
     const bool routed =
         std::any_of(model.layers.begin(), model.layers.end(),
@@ -442,7 +461,7 @@ std::vector<WeightSpec> weight_specs(Model& model, const Family& family) {
             if (!f) continue;
             f->sparse_threshold = predictor[i];
             f->recall = recall[i];
-            if (model.config.activation == Activation::xielu) require_xielu(model, *f);
+            if (f->activation == Activation::xielu) require_xielu(model, *f);
             for (Ffn& block : f->blocks) block.neurons.threshold = fatrelu[i];
         }
         if (fatrelu[i] != 0 && !model.config.neuron_aware) {

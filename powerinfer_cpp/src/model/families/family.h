@@ -139,6 +139,8 @@ class Weights {
     void optional(Part part, const std::string& name, int64_t n, const float** to);
     // NAME.weight [n], and NAME.bias [n] for LayerNorm.
     void norm(const std::string& name, NormWeights* to, int64_t n);
+    // The same of a tensor of this name, without a bias.
+    void norm_of(const std::string& tensor, NormWeights* to, int64_t n);
     // A matrix [rows, cols].
     void matrix(Part part, const std::string& name, int64_t rows, int64_t cols, ggml::Matrix* to);
     // A matrix whose rows are looked up: it stays as stored.

@@ -101,7 +101,7 @@ void add_experts(Weights& w, int64_t i) {
     LayerPart& chooser = w.add_router(i, "");
     Router& router = std::get<Router>(chooser.op);
     router.scale = float(1 / std::sqrt(double(c.n_embd)));
-    w.vector(Part::norms, blk(i, "ffn_gate_inp.scale"), c.n_embd, &chooser.norm.emplace().weight);
+    w.norm_of(blk(i, "ffn_gate_inp.scale"), &chooser.norm.emplace(), c.n_embd);
     w.router(i);
     w.optional(Part::ffn, blk(i, "ffn_down_exps.scale"), router.how.n_expert,
                &router.how.expert_scale);

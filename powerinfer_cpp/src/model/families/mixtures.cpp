@@ -29,7 +29,7 @@ void configure_ernie_mixture(const ggml::Gguf& gguf, Config& c) {
 // LayerNorm, though the key is that of RMSNorm.
 void configure_phi_mixture(const ggml::Gguf& gguf, Config& c) {
     configure_mixture(gguf, c);
-    c.norm = Config::Norm::layer;
+    c.norm = Norm::layer;
 }
 
 void weights_plain(Model& m, std::vector<WeightSpec>& specs) {

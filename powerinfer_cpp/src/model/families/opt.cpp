@@ -6,7 +6,7 @@ namespace powerinfer {
 namespace {
 
 void configure_opt(const ggml::Gguf& gguf, Config& c) {
-    c.norm = Config::Norm::layer;
+    c.norm = Norm::layer;
     // PowerInfer's converter writes no epsilon; the checkpoints use 1e-5.
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1, 1e-5));
     // The first two rows are padding, which PowerInfer's context_length counts.

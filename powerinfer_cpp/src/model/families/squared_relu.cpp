@@ -43,7 +43,7 @@ void configure_bitnet(const ggml::Gguf& gguf, Config& c) {
 }
 
 void configure_nemotron(const ggml::Gguf& gguf, Config& c) {
-    c.norm = Config::Norm::layer;
+    c.norm = Norm::layer;
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
 }

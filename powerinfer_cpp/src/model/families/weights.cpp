@@ -50,9 +50,15 @@ void Weights::optional(Part part, const std::string& name, int64_t n, const floa
 }
 
 void Weights::norm(const std::string& name, NormWeights* to, int64_t n) {
-    vector(Part::norms, name + ".weight", n, &to->weight);
-    if (m.config.norm == Config::Norm::rms || !m.config.norm_bias) return;
+    norm_of(name + ".weight", to, n);
+    if (to->kind == Norm::rms || !m.config.norm_bias) return;
     vector(Part::norms, name + ".bias", n, &to->bias);
+}
+
+void Weights::norm_of(const std::string& tensor, NormWeights* to, int64_t n) {
+    to->kind = m.config.norm;
+    to->eps = m.config.norm_eps;
+    vector(Part::norms, tensor, n, &to->weight);
 }
 
 void Weights::matrix(Part part, const std::string& name, int64_t n_rows, int64_t cols,
