@@ -156,8 +156,8 @@ void Weights::latent_attention(int64_t i) {
 }
 
 const std::vector<Family> kDeepSeekFamilies = {
-    {"deepseek2", Activation::silu, Activation::relu, configure_deepseek, weights_deepseek},
-    {"mistral4", Activation::silu, Activation::relu, configure_deepseek, weights_mistral4},
+    Family{"deepseek2", configure_deepseek, weights_deepseek},
+    Family{"mistral4", configure_deepseek, weights_mistral4},
 };
 
 }  // namespace powerinfer

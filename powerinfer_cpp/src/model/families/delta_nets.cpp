@@ -14,11 +14,6 @@ constexpr int64_t kDeltaNetPeriod = 4;   // of layers, of which the last one has
 constexpr int64_t kMostHeads = 1 << 16;  // these two prevent overflow
 constexpr int64_t kWidestHead = 1 << 12;
 
-void configure_delta_net_mixture(const ggml::Gguf& gguf, Config& c) {
-    configure_halves(gguf, c);
-    require_experts(gguf, c);
-}
-
 // Which layers have a delta net.
 std::vector<bool> recurrent_layers(const Model& m) {
     const ggml::Gguf& gguf = m.file.gguf;
@@ -129,12 +124,9 @@ void weights_tiled(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kDeltaNetFamilies = {
-    {"qwen3next", Activation::silu, Activation::relu, configure_delta_net_mixture, weights_next,
-     false, true, nextn_delta_nets},
-    {"qwen35", Activation::silu, Activation::relu, configure_halves, weights_tiled, false, true,
-     nextn_delta_nets},
-    {"qwen35moe", Activation::silu, Activation::relu, configure_delta_net_mixture, weights_tiled,
-     false, true, nextn_delta_nets},
+    Family{"qwen3next", configure_halves, weights_next}.of_experts().guessing(nextn_delta_nets),
+    Family{"qwen35", configure_halves, weights_tiled}.guessing(nextn_delta_nets),
+    Family{"qwen35moe", configure_halves, weights_tiled}.of_experts().guessing(nextn_delta_nets),
 };
 
 }  // namespace powerinfer

@@ -175,16 +175,15 @@ void weights_starcoder2(Model& m, Specs& specs) {
 }  // namespace
 
 const std::vector<Family> kDenseFamilies = {
-    {"smollm3", Activation::silu, Activation::relu, configure_llama, weights_smollm3},
-    {"mistral3", Activation::silu, Activation::relu, configure_mistral3, weights_mistral3},
-    {"seed_oss", Activation::silu, Activation::relu, configure_halves, weights_seed_oss},
-    {"glm4", Activation::silu, Activation::relu, configure_llama, weights_glm4},
-    {"olmo2", Activation::silu, Activation::relu, configure_olmo2, weights_olmo2},
-    {"exaone4", Activation::silu, Activation::relu, configure_halves, weights_exaone4},
-    {"cohere2", Activation::silu, Activation::relu, configure_cohere2, weights_cohere2},
-    {"apertus", Activation::xielu, Activation::relu, configure_halves, weights_apertus},
-    {"starcoder2", Activation::gelu_tanh, Activation::relu, configure_starcoder2,
-     weights_starcoder2},
+    Family{"smollm3", configure_llama, weights_smollm3},
+    Family{"mistral3", configure_mistral3, weights_mistral3},
+    Family{"seed_oss", configure_halves, weights_seed_oss},
+    Family{"glm4", configure_llama, weights_glm4},
+    Family{"olmo2", configure_olmo2, weights_olmo2},
+    Family{"exaone4", configure_halves, weights_exaone4},
+    Family{"cohere2", configure_cohere2, weights_cohere2},
+    Family{"apertus", configure_halves, weights_apertus}.with(Activation::xielu),
+    Family{"starcoder2", configure_starcoder2, weights_starcoder2}.with(Activation::gelu_tanh),
 };
 
 }  // namespace powerinfer

@@ -28,6 +28,6 @@ void weights_falcon(Model& m, std::vector<WeightSpec>& specs) {
 
 // Files do not name the activation: llama.cpp's use GELU, PowerInfer's ReLU.
 const std::vector<Family> kFalconFamilies = {
-    {"falcon", ggml::Activation::gelu, ggml::Activation::relu, configure_falcon, weights_falcon}};
+    Family{"falcon", configure_falcon, weights_falcon}.with(ggml::Activation::gelu)};
 
 }  // namespace powerinfer

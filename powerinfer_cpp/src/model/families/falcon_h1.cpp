@@ -28,8 +28,7 @@ void weights_falcon_h1(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kFalconH1Families = {
-    {"falcon-h1", ggml::Activation::silu, ggml::Activation::relu, configure_halves,
-     weights_falcon_h1},
+    Family{"falcon-h1", configure_halves, weights_falcon_h1},
 };
 
 }  // namespace powerinfer

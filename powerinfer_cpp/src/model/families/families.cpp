@@ -166,6 +166,15 @@ std::vector<float> per_layer(const ggml::Gguf& gguf, const std::string& key, int
     return values;
 }
 
+// Of a family of mixtures.
+static void require_experts(const ggml::Gguf& gguf, const Config& c) {
+    const std::string key = c.architecture + ".expert_count";
+    for (int64_t i = 0; i < c.n_layer; i++) {
+        if (of_layer(gguf, c, i, key, 0, kMany, 0)) return;
+    }
+    refuse(gguf, Code::format, key + " is missing or 0");
+}
+
 Config read_config(const ggml::Gguf& gguf, const Family& family, int64_t n_vocab) {
     Config c;
     c.architecture = gguf.string("general.architecture");
@@ -247,6 +256,7 @@ Config read_config(const ggml::Gguf& gguf, const Family& family, int64_t n_vocab
         }
     }
     family.configure(gguf, c);
+    if (family.mixture) require_experts(gguf, c);
     return c;
 }
 
@@ -315,14 +325,6 @@ LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer) {
         s.n_ff_shared = read(".expert_shared_feed_forward_length", 0, kWide, width);
     }
     return s;
-}
-
-void require_experts(const ggml::Gguf& gguf, const Config& c) {
-    const std::string key = c.architecture + ".expert_count";
-    for (int64_t i = 0; i < c.n_layer; i++) {
-        if (of_layer(gguf, c, i, key, 0, kMany, 0)) return;
-    }
-    refuse(gguf, Code::format, key + " is missing or 0");
 }
 
 void number_parts(Model& model) {

@@ -10,19 +10,47 @@
 namespace powerinfer {
 
 struct Family {
-    const char* architecture;   // general.architecture
-    ggml::Activation gguf_act;  // default activation: for files with the magic GGUF,
-    ggml::Activation pwri_act;  // and with PowerInfer's magic
+    const char* architecture;  // general.architecture
     // Reads the keys that only this family has. Their prefix is c.architecture.
     void (*configure)(const ggml::Gguf& gguf, Config& c);
     // Adds the parts of every layer, and a WeightSpec for every tensor with the member of `model`
     // that it fills. model.layers already has its final size, and its layers have no parts.
     void (*weights)(Model& model, std::vector<WeightSpec>& specs);
+
+    // The activation that files with the magic GGUF have, and those with PowerInfer's, if they do
+    // not say.
+    ggml::Activation gguf_act = ggml::Activation::silu, pwri_act = ggml::Activation::relu;
+    bool mixture = false;  // a file must have experts
     // Some layers have no attention, or no feed-forward block: the keys of its sizes may be 0.
     bool hybrid = false;
     bool rotates = true;  // queries and keys, by RoPE or as learned positions
     // The same as weights() of the layer that guesses tokens; null: it cannot be computed.
     void (*nextn)(Model& model, std::vector<WeightSpec>& specs) = nullptr;
+
+    // The same family with another value, for the lists below.
+    Family with(ggml::Activation gguf, ggml::Activation pwri = ggml::Activation::relu) const {
+        return changed([&](Family& f) { f.gguf_act = gguf, f.pwri_act = pwri; });
+    }
+    Family of_experts() const {
+        return changed([](Family& f) { f.mixture = true; });
+    }
+    Family of_hybrid_layers() const {
+        return changed([](Family& f) { f.hybrid = true; });
+    }
+    Family without_rotation() const {
+        return changed([](Family& f) { f.rotates = false; });
+    }
+    Family guessing(void (*by)(Model& model, std::vector<WeightSpec>& specs)) const {
+        return changed([&](Family& f) { f.nextn = by; });
+    }
+
+ private:
+    template <typename F>
+    Family changed(const F& change) const {
+        Family other = *this;
+        change(other);
+        return other;
+    }
 };
 
 // The families in each file of this folder.
@@ -255,9 +283,6 @@ class Weights {
 
 // A key with one number for all layers, or an array with one per layer; 0 if it is missing.
 std::vector<float> per_layer(const ggml::Gguf& gguf, const std::string& key, int64_t n_layer);
-
-// Throws Error(format) if the file of a family of mixtures names no experts.
-void require_experts(const ggml::Gguf& gguf, const Config& c);
 
 // Numbers the feed-forward parts and blocks of a model whose parts are complete.
 void number_parts(Model& model);

@@ -91,9 +91,9 @@ void weights_gemma3(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kGemmaFamilies = {
-    {"gemma", Activation::gelu_tanh, Activation::relu, configure_gemma, weights_gemma},
-    {"gemma2", Activation::gelu_tanh, Activation::relu, configure_gemma2, weights_gemma2},
-    {"gemma3", Activation::gelu_tanh, Activation::relu, configure_gemma3, weights_gemma3},
+    Family{"gemma", configure_gemma, weights_gemma}.with(Activation::gelu_tanh),
+    Family{"gemma2", configure_gemma2, weights_gemma2}.with(Activation::gelu_tanh),
+    Family{"gemma3", configure_gemma3, weights_gemma3}.with(Activation::gelu_tanh),
 };
 
 }  // namespace powerinfer

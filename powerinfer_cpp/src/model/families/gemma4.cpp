@@ -158,8 +158,7 @@ void weights_gemma4(Model& m, std::vector<WeightSpec>& specs) {
 
 }  // namespace
 
-const std::vector<Family> kGemma4Families = {{"gemma4", ggml::Activation::gelu_tanh,
-                                              ggml::Activation::relu, configure_gemma4,
-                                              weights_gemma4}};
+const std::vector<Family> kGemma4Families = {
+    Family{"gemma4", configure_gemma4, weights_gemma4}.with(ggml::Activation::gelu_tanh)};
 
 }  // namespace powerinfer

@@ -27,6 +27,6 @@ void weights_gpt2(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kGpt2Families = {
-    {"gpt2", ggml::Activation::gelu_tanh, ggml::Activation::relu, configure_gpt2, weights_gpt2}};
+    Family{"gpt2", configure_gpt2, weights_gpt2}.with(ggml::Activation::gelu_tanh)};
 
 }  // namespace powerinfer

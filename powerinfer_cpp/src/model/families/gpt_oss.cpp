@@ -9,7 +9,6 @@ namespace {
 void configure_gpt_oss(const ggml::Gguf& gguf, Config& c) {
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
-    require_experts(gguf, c);
 }
 
 void weights_gpt_oss(Model& m, std::vector<WeightSpec>& specs) {
@@ -30,8 +29,9 @@ void weights_gpt_oss(Model& m, std::vector<WeightSpec>& specs) {
 
 }  // namespace
 
-const std::vector<Family> kGptOssFamilies = {{"gpt-oss", ggml::Activation::swiglu_oai,
-                                              ggml::Activation::swiglu_oai, configure_gpt_oss,
-                                              weights_gpt_oss}};
+const std::vector<Family> kGptOssFamilies = {
+    Family{"gpt-oss", configure_gpt_oss, weights_gpt_oss}
+        .with(ggml::Activation::swiglu_oai, ggml::Activation::swiglu_oai)
+        .of_experts()};
 
 }  // namespace powerinfer

@@ -26,11 +26,6 @@ void configure_granite(const ggml::Gguf& gguf, Config& c) {
     if (!layer_sizes(gguf, c, 0).n_expert) gguf.integer(shared, 0, INT32_MAX, 0);
 }
 
-void configure_granite_mixture(const ggml::Gguf& gguf, Config& c) {
-    configure_granite(gguf, c);
-    require_experts(gguf, c);
-}
-
 void weights_granite(Model& m, std::vector<WeightSpec>& specs) {
     const ggml::Gguf& gguf = m.file.gguf;
     Weights w(m, specs);
@@ -54,9 +49,9 @@ void weights_granite(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kGraniteFamilies = {
-    {"granite", Activation::silu, Activation::relu, configure_granite, weights_granite},
-    {"granitemoe", Activation::silu, Activation::relu, configure_granite_mixture, weights_granite},
-    {"granitehybrid", Activation::silu, Activation::relu, configure_granite, weights_granite, true},
+    Family{"granite", configure_granite, weights_granite},
+    Family{"granitemoe", configure_granite, weights_granite}.of_experts(),
+    Family{"granitehybrid", configure_granite, weights_granite}.of_hybrid_layers(),
 };
 
 }  // namespace powerinfer

@@ -9,11 +9,6 @@ using ggml::Activation;
 
 namespace {
 
-void configure_lfm2_mixture(const ggml::Gguf& gguf, Config& c) {
-    configure_halves(gguf, c);
-    require_experts(gguf, c);
-}
-
 void convolve(Weights& w, int64_t i, int64_t taps) {
     const int64_t n = w.m.config.n_embd;
     ShortConvolution& s = w.add_state(i, "attn_norm", ShortConvolution());
@@ -53,8 +48,13 @@ void weights_lfm2(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kLfm2Families = {
-    {"lfm2", Activation::silu, Activation::silu, configure_halves, weights_lfm2, true},
-    {"lfm2moe", Activation::silu, Activation::silu, configure_lfm2_mixture, weights_lfm2, true},
+    Family{"lfm2", configure_halves, weights_lfm2}
+        .with(Activation::silu, Activation::silu)
+        .of_hybrid_layers(),
+    Family{"lfm2moe", configure_halves, weights_lfm2}
+        .with(Activation::silu, Activation::silu)
+        .of_experts()
+        .of_hybrid_layers(),
 };
 
 }  // namespace powerinfer

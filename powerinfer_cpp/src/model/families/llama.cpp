@@ -27,11 +27,6 @@ void llama_weights(Model& m, std::vector<WeightSpec>& specs, const LayerForm& fo
 
 namespace {
 
-void configure_qwen_mixture(const ggml::Gguf& gguf, Config& c) {
-    configure_halves(gguf, c);
-    require_experts(gguf, c);
-}
-
 void weights_llama(Model& m, std::vector<WeightSpec>& specs) {
     llama_weights(m, specs, {});
 }
@@ -46,12 +41,12 @@ void weights_qwen3(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kLlamaFamilies = {
-    {"llama", Activation::silu, Activation::relu, configure_llama, weights_llama},
-    {"bamboo", Activation::drelu, Activation::drelu, configure_llama, weights_llama},
-    {"qwen2", Activation::silu, Activation::relu, configure_halves, weights_llama},
-    {"qwen3", Activation::silu, Activation::relu, configure_halves, weights_qwen3},
-    {"qwen3moe", Activation::silu, Activation::relu, configure_qwen_mixture, weights_qwen3},
-    {"phi3", Activation::silu, Activation::relu, configure_halves, weights_llama},
+    Family{"llama", configure_llama, weights_llama},
+    Family{"bamboo", configure_llama, weights_llama}.with(Activation::drelu, Activation::drelu),
+    Family{"qwen2", configure_halves, weights_llama},
+    Family{"qwen3", configure_halves, weights_qwen3},
+    Family{"qwen3moe", configure_halves, weights_qwen3}.of_experts(),
+    Family{"phi3", configure_halves, weights_llama},
 };
 
 }  // namespace powerinfer

@@ -14,21 +14,15 @@ using Norms = Attention::Norms;
 // experts: twice router_jitter_noise.
 constexpr double kPhiMixer = 0.02;
 
-void configure_mixture(const ggml::Gguf& gguf, Config& c) {
-    configure_halves(gguf, c);
-    require_experts(gguf, c);
-}
-
 void configure_ernie_mixture(const ggml::Gguf& gguf, Config& c) {
     configure_llama(gguf, c);
-    require_experts(gguf, c);
     // From the first layer with experts on, every n-th has them.
     gguf.integer(c.architecture + ".interleave_moe_layer_step", 0, INT32_MAX, 1);
 }
 
 // LayerNorm, though the key is that of RMSNorm.
 void configure_phi_mixture(const ggml::Gguf& gguf, Config& c) {
-    configure_mixture(gguf, c);
+    configure_halves(gguf, c);
     c.norm = Norm::layer;
 }
 
@@ -102,17 +96,16 @@ void weights_phi(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kMixtureFamilies = {
-    {"glm4moe", Activation::silu, Activation::relu, configure_mixture, weights_glm4_moe},
-    {"qwen2moe", Activation::silu, Activation::relu, configure_mixture, weights_qwen2},
-    {"olmoe", Activation::silu, Activation::relu, configure_mixture, weights_olmoe},
-    {"ernie4_5", Activation::silu, Activation::relu, configure_llama, weights_plain},
-    {"ernie4_5-moe", Activation::silu, Activation::relu, configure_ernie_mixture,
-     weights_ernie_mixture},
-    {"hunyuan-dense", Activation::silu, Activation::relu, configure_halves, weights_hunyuan},
-    {"hunyuan-moe", Activation::silu, Activation::relu, configure_mixture, weights_hunyuan},
-    {"minimax-m2", Activation::silu, Activation::relu, configure_mixture, weights_minimax},
-    {"dots1", Activation::silu, Activation::relu, configure_mixture, weights_dots1},
-    {"phimoe", Activation::silu, Activation::relu, configure_phi_mixture, weights_phi},
+    Family{"glm4moe", configure_halves, weights_glm4_moe}.of_experts(),
+    Family{"qwen2moe", configure_halves, weights_qwen2}.of_experts(),
+    Family{"olmoe", configure_halves, weights_olmoe}.of_experts(),
+    Family{"ernie4_5", configure_llama, weights_plain},
+    Family{"ernie4_5-moe", configure_ernie_mixture, weights_ernie_mixture}.of_experts(),
+    Family{"hunyuan-dense", configure_halves, weights_hunyuan},
+    Family{"hunyuan-moe", configure_halves, weights_hunyuan}.of_experts(),
+    Family{"minimax-m2", configure_halves, weights_minimax}.of_experts(),
+    Family{"dots1", configure_halves, weights_dots1}.of_experts(),
+    Family{"phimoe", configure_phi_mixture, weights_phi}.of_experts(),
 };
 
 }  // namespace powerinfer

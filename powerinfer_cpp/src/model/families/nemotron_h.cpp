@@ -21,11 +21,6 @@ void configure_nemotron_h(const ggml::Gguf& gguf, Config& c) {
     }
 }
 
-void configure_nemotron_mixture(const ggml::Gguf& gguf, Config& c) {
-    configure_nemotron_h(gguf, c);
-    require_experts(gguf, c);
-}
-
 LayerForm form_with(const char* ffn_norm) {
     LayerForm form;
     form.attention_norm = kNorm;
@@ -62,10 +57,16 @@ void weights_nemotron_h(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kNemotronHFamilies = {
-    {"nemotron_h", Activation::relu2, Activation::relu2, configure_nemotron_h, weights_nemotron_h,
-     true, false},
-    {"nemotron_h_moe", Activation::relu2, Activation::relu2, configure_nemotron_mixture,
-     weights_nemotron_h, true, false, nextn_nemotron_h},
+    Family{"nemotron_h", configure_nemotron_h, weights_nemotron_h}
+        .with(Activation::relu2, Activation::relu2)
+        .of_hybrid_layers()
+        .without_rotation(),
+    Family{"nemotron_h_moe", configure_nemotron_h, weights_nemotron_h}
+        .with(Activation::relu2, Activation::relu2)
+        .of_experts()
+        .of_hybrid_layers()
+        .without_rotation()
+        .guessing(nextn_nemotron_h),
 };
 
 }  // namespace powerinfer

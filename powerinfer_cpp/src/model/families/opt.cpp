@@ -28,6 +28,6 @@ void weights_opt(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kOptFamilies = {
-    {"opt", ggml::Activation::relu, ggml::Activation::relu, configure_opt, weights_opt}};
+    Family{"opt", configure_opt, weights_opt}.with(ggml::Activation::relu)};
 
 }  // namespace powerinfer

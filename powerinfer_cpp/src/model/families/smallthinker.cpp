@@ -14,7 +14,6 @@ constexpr int64_t kSmallThinkerPeriod = 4;  // distance between global layers
 void configure_smallthinker(const ggml::Gguf& gguf, Config& c) {
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
-    require_experts(gguf, c);
 }
 
 void weights_smallthinker(Model& m, std::vector<WeightSpec>& specs) {
@@ -38,8 +37,9 @@ void weights_smallthinker(Model& m, std::vector<WeightSpec>& specs) {
 
 }  // namespace
 
-const std::vector<Family> kSmallThinkerFamilies = {{"smallthinker", ggml::Activation::relu,
-                                                    ggml::Activation::relu, configure_smallthinker,
-                                                    weights_smallthinker}};
+const std::vector<Family> kSmallThinkerFamilies = {
+    Family{"smallthinker", configure_smallthinker, weights_smallthinker}
+        .with(ggml::Activation::relu)
+        .of_experts()};
 
 }  // namespace powerinfer

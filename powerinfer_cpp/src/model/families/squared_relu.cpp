@@ -69,9 +69,10 @@ void weights_bitnet(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kSquaredReluFamilies = {
-    {"arcee", Activation::relu2, Activation::relu2, configure_rms, weights_ungated},
-    {"bitnet", Activation::relu2, Activation::relu2, configure_bitnet, weights_bitnet},
-    {"nemotron", Activation::relu2, Activation::relu2, configure_nemotron, weights_ungated},
+    Family{"arcee", configure_rms, weights_ungated}.with(Activation::relu2, Activation::relu2),
+    Family{"bitnet", configure_bitnet, weights_bitnet}.with(Activation::relu2, Activation::relu2),
+    Family{"nemotron", configure_nemotron, weights_ungated}.with(Activation::relu2,
+                                                                 Activation::relu2),
 };
 
 }  // namespace powerinfer

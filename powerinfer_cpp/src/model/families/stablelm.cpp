@@ -44,8 +44,7 @@ void weights_stablelm(Model& m, std::vector<WeightSpec>& specs) {
 
 }  // namespace
 
-const std::vector<Family> kStableLmFamilies = {{"stablelm", ggml::Activation::silu,
-                                                ggml::Activation::relu, configure_stablelm,
-                                                weights_stablelm}};
+const std::vector<Family> kStableLmFamilies = {
+    Family{"stablelm", configure_stablelm, weights_stablelm}};
 
 }  // namespace powerinfer
