@@ -1,5 +1,5 @@
 // Kernels of IQ1_S and IQ1_M. Their bits are described in ggml/blocks.h.
-#include "kernels/formats/grid_format.h"
+#include "kernels/formats/grids/grid_format.h"
 
 namespace ggml::cpu::GGML_ISA {
 

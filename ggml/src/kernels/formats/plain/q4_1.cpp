@@ -1,25 +1,25 @@
-// Kernels of Q4_0. Its bits are described in ggml/blocks.h.
-#include "kernels/formats/offset_format.h"
+// Kernels of Q4_1. Its bits are described in ggml/blocks.h.
+#include "kernels/formats/plain/min_format.h"
 
 namespace ggml::cpu::GGML_ISA {
 
 namespace {
 
-struct Q4_0 : OffsetFormat<Q4_0> {
-    using Block = BlockQ4_0;
-    static constexpr int bits = 4, bias = 8, tokens = 6;
+struct Q4_1 : MinFormat<Q4_1> {
+    using Block = BlockQ4_1;
+    static constexpr int bits = 4, tokens = 4;
     static i256 weights(const uint8_t* w, int, int v) {
         return nibbles(w + kStrip * offsetof(Block, qs), v);
     }
     static i256 codes(const uint8_t* block) { return load_codes(block + offsetof(Block, qs)); }
     static void unscaled(const Block& block, f32x8 (&out)[4]) {
-        to_floats(minus(load_nibbles(block.qs), 8), out);
+        to_floats(load_nibbles(block.qs), out);
     }
 };
 
 }  // namespace
 
-FREQUENT_BLOCK_KERNELS(q4_0, Q4_0)
-PLAIN_KERNELS(q4_0, Q4_0)
+BLOCK_KERNELS(q4_1, Q4_1)
+PLAIN_KERNELS(q4_1, Q4_1)
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -1,5 +1,5 @@
 // Kernels of Q4_K. Its bits are described in ggml/blocks.h.
-#include "kernels/formats/k_format.h"
+#include "kernels/formats/k/k_format.h"
 
 namespace ggml::cpu::GGML_ISA {
 

@@ -1,5 +1,5 @@
 // Kernels of Q6_K. Its bits are described in ggml/blocks.h.
-#include "kernels/formats/format_16.h"
+#include "kernels/formats/k/format_16.h"
 
 namespace ggml::cpu::GGML_ISA {
 

@@ -15,7 +15,7 @@
 #include <type_traits>
 
 #include "formats/grids.h"
-#include "kernels/formats/format_16.h"
+#include "kernels/formats/k/format_16.h"
 #include "kernels/lanes/block_kernels.h"
 
 namespace ggml::cpu::GGML_ISA {

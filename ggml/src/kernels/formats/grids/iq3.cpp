@@ -1,5 +1,5 @@
 // Kernels of IQ3_XXS and IQ3_S. Their bits are described in ggml/blocks.h.
-#include "kernels/formats/grid_format.h"
+#include "kernels/formats/grids/grid_format.h"
 
 namespace ggml::cpu::GGML_ISA {
 

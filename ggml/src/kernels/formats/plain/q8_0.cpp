@@ -1,5 +1,5 @@
 // Kernels of Q8_0. Its bits are described in ggml/blocks.h.
-#include "kernels/formats/signed_format.h"
+#include "kernels/formats/plain/signed_format.h"
 
 namespace ggml::cpu::GGML_ISA {
 

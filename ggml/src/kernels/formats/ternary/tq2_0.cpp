@@ -1,5 +1,5 @@
 // Kernels of TQ2_0. Its bits are described in ggml/blocks.h.
-#include "kernels/formats/ternary_format.h"
+#include "kernels/formats/ternary/ternary_format.h"
 
 namespace ggml::cpu::GGML_ISA {
 

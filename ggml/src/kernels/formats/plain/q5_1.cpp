@@ -1,5 +1,5 @@
 // Kernels of Q5_1. Its bits are described in ggml/blocks.h.
-#include "kernels/formats/min_format.h"
+#include "kernels/formats/plain/min_format.h"
 
 namespace ggml::cpu::GGML_ISA {
 

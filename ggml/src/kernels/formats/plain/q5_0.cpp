@@ -1,5 +1,5 @@
 // Kernels of Q5_0. Its bits are described in ggml/blocks.h.
-#include "kernels/formats/offset_format.h"
+#include "kernels/formats/plain/offset_format.h"
 
 namespace ggml::cpu::GGML_ISA {
 
