@@ -1,7 +1,7 @@
 // The family of IQ1, IQ2 and IQ3, whose weights are looked up in grids (formats/grids.h).
 //
-// Each format has a reader (iq1.cpp, iq2.cpp, iq3.cpp), made for group j of 32 columns of eight
-// lanes, with what is still packed there:
+// Each format has a reader (iq1.cpp, iq2.cpp, iq3.cpp; signed_grids.h), made for group j of 32
+// columns of eight lanes, with what is still packed there:
 //   Block, Place, grid      its block; where its members lie (below); its table
 //   bits                    of the largest magnitude
 //   index(i)                a lane's index of its columns 8 i .. 8 i + 7, or 4 i .. 4 i + 3
