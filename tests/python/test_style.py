@@ -92,6 +92,14 @@ def test_system_calls_stay_in_their_files() -> None:
             assert not WINDOWS.search(text), name
 
 
+def test_names_of_kernels_can_be_searched() -> None:
+    """No macro puts one together; but for generic's, which are the formats' of blocks.h."""
+    kernels = [f for f in TRACKED if f.startswith("ggml/src/kernels/") and (ROOT / f).exists()]
+    for name in kernels:
+        if "/generic/" not in name:
+            assert "__##" not in (ROOT / name).read_text(), name
+
+
 # What C libraries round differently, and standard libraries draw differently; ggml/math.h has ours.
 # sqrt, floor and fmod are exact, fabs and copysign move bits.
 ROUNDED = "exp|exp2|expm1|log2|log10|log1p|erf|erfc|sin|cos|tan|sincos|asin|acos|atan|atan2"

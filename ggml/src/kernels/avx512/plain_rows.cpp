@@ -189,13 +189,13 @@ float decode_plain(const uint8_t* row, int64_t at, Floats (&values)[2]) {
 
 namespace ggml::cpu::avx512 {
 
-#define PLAIN(suffix, Format)                                                           \
-    const stored_dot_fn stored_dot__##suffix = dot<Format, vnni::stored_dot__##suffix>; \
-    const stored_add_fn stored_add__##suffix = add_plain<Format, 1>;                    \
-    const tiled_add_fn tiled_add__##suffix = add_plain<Format, kStrip>;
-PLAIN(q8_0, PlainQ8_0)
-PLAIN(q4_0, PlainQ4_0)
-PLAIN(q5_0, PlainQ5_0)
-PLAIN(mxfp4, PlainMXFP4)
+#define PLAIN(Format, dot_name, add_name, tiled_add_name)       \
+    const stored_dot_fn dot_name = dot<Format, vnni::dot_name>; \
+    const stored_add_fn add_name = add_plain<Format, 1>;        \
+    const tiled_add_fn tiled_add_name = add_plain<Format, kStrip>;
+PLAIN(PlainQ8_0, stored_dot__q8_0, stored_add__q8_0, tiled_add__q8_0)
+PLAIN(PlainQ4_0, stored_dot__q4_0, stored_add__q4_0, tiled_add__q4_0)
+PLAIN(PlainQ5_0, stored_dot__q5_0, stored_add__q5_0, tiled_add__q5_0)
+PLAIN(PlainMXFP4, stored_dot__mxfp4, stored_add__mxfp4, tiled_add__mxfp4)
 
 }  // namespace ggml::cpu::avx512

@@ -4,22 +4,20 @@
 
 namespace ggml::cpu::avx512 {
 
-#define STRIP(Format, name) \
-    const strip_fn strip__##name##_q8 = strips<Strips##Format, vnni::strip__##name##_q8>;
-STRIP(Q8_0, q8_0)
-STRIP(Q4_0, q4_0)
-STRIP(Q4_1, q4_1)
-STRIP(Q5_0, q5_0)
-STRIP(Q5_1, q5_1)
-STRIP(IQ4_NL, iq4_nl)
-STRIP(MXFP4, mxfp4)
-STRIP(Q2_K, q2_k)
-STRIP(Q3_K, q3_k)
-STRIP(Q4_K, q4_k)
-STRIP(Q5_K, q5_k)
-STRIP(Q6_K, q6_k)
-STRIP(IQ4_XS, iq4_xs)
-STRIP(TQ1_0, tq1_0)
-STRIP(TQ2_0, tq2_0)
+const strip_fn strip__q8_0_q8 = strips<StripsQ8_0, vnni::strip__q8_0_q8>;
+const strip_fn strip__q4_0_q8 = strips<StripsQ4_0, vnni::strip__q4_0_q8>;
+const strip_fn strip__q4_1_q8 = strips<StripsQ4_1, vnni::strip__q4_1_q8>;
+const strip_fn strip__q5_0_q8 = strips<StripsQ5_0, vnni::strip__q5_0_q8>;
+const strip_fn strip__q5_1_q8 = strips<StripsQ5_1, vnni::strip__q5_1_q8>;
+const strip_fn strip__iq4_nl_q8 = strips<StripsIQ4_NL, vnni::strip__iq4_nl_q8>;
+const strip_fn strip__mxfp4_q8 = strips<StripsMXFP4, vnni::strip__mxfp4_q8>;
+const strip_fn strip__q2_k_q8 = strips<StripsQ2_K, vnni::strip__q2_k_q8>;
+const strip_fn strip__q3_k_q8 = strips<StripsQ3_K, vnni::strip__q3_k_q8>;
+const strip_fn strip__q4_k_q8 = strips<StripsQ4_K, vnni::strip__q4_k_q8>;
+const strip_fn strip__q5_k_q8 = strips<StripsQ5_K, vnni::strip__q5_k_q8>;
+const strip_fn strip__q6_k_q8 = strips<StripsQ6_K, vnni::strip__q6_k_q8>;
+const strip_fn strip__iq4_xs_q8 = strips<StripsIQ4_XS, vnni::strip__iq4_xs_q8>;
+const strip_fn strip__tq1_0_q8 = strips<StripsTQ1_0, vnni::strip__tq1_0_q8>;
+const strip_fn strip__tq2_0_q8 = strips<StripsTQ2_0, vnni::strip__tq2_0_q8>;
 
 }  // namespace ggml::cpu::avx512

@@ -284,23 +284,26 @@ void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
 
 }  // namespace ggml::cpu::GGML_ISA
 
-#define STRIP_KERNEL(suffix, Format) const strip_fn strip__##suffix##_q8 = strips<Format>;
+// These get the names of kernels in full, so that a search finds where a kernel is defined. Where
+// only some are made, the other names are left alone.
+#define STRIP_KERNEL(Format, strip_name, ...) const strip_fn strip_name = strips<Format>;
 // dot and add of neuron rows: folded rows, or rows as stored (stored_dot and stored_add).
-#define NEURON_KERNELS(prefix, suffix, Format, order)                      \
-    const dot_fn prefix##dot__##suffix = dot<Format, &NeuronInput::order>; \
-    const add_fn prefix##add__##suffix = add<Format>;
+#define NEURON_KERNELS(Format, order, dot_name, add_name)     \
+    const dot_fn dot_name = dot<Format, &NeuronInput::order>; \
+    const add_fn add_name = add<Format>;
 // Where an instruction set has strips alone, BLOCK_ makes only these, and FREQUENT_ what its rows
 // of kernels.inc name.
-#define ALL_BLOCK_KERNELS(suffix, Format) \
-    STRIP_KERNEL(suffix, Format)          \
-    NEURON_KERNELS(, suffix, Format, folded)
-#define ALL_STORED_KERNELS(suffix, Format) NEURON_KERNELS(stored_, suffix, Format, grouped)
+#define ALL_BLOCK_KERNELS(Format, strip_name, dot_name, add_name) \
+    STRIP_KERNEL(Format, strip_name, dot_name, add_name)          \
+    NEURON_KERNELS(Format, folded, dot_name, add_name)
+#define ALL_STORED_KERNELS(Format, dot_name, add_name) \
+    NEURON_KERNELS(Format, grouped, dot_name, add_name)
 #ifdef GGML_STRIPS_ALONE
 #ifdef __clang__  // it warns of constants of formats that only the other kernels use
 #pragma clang diagnostic ignored "-Wunused-const-variable"
 #endif
 #define BLOCK_KERNELS STRIP_KERNEL
-#define STORED_KERNELS(suffix, Format)
+#define STORED_KERNELS(...)
 #else
 #define BLOCK_KERNELS ALL_BLOCK_KERNELS
 #define STORED_KERNELS ALL_STORED_KERNELS

@@ -97,11 +97,11 @@ void add_values(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t, i
 
 }  // namespace
 
-#define NEURON(suffix, Values)                       \
-    const dot_fn dot__##suffix = dot_values<Values>; \
-    const add_fn add__##suffix = add_values<Values>;
-NEURON(f32, F32)
-NEURON(f16, F16)
-NEURON(bf16, BF16)
+const dot_fn dot__f32 = dot_values<F32>;
+const add_fn add__f32 = add_values<F32>;
+const dot_fn dot__f16 = dot_values<F16>;
+const add_fn add__f16 = add_values<F16>;
+const dot_fn dot__bf16 = dot_values<BF16>;
+const add_fn add__bf16 = add_values<BF16>;
 
 }  // namespace ggml::cpu::GGML_ISA

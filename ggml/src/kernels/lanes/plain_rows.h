@@ -116,14 +116,14 @@ float decode_plain(const uint8_t* row, int64_t at, f32x8 (&values)[4]) {
 
 #include "kernels/add_plain.h"
 
-#define PLAIN_DOT(suffix, Format) const stored_dot_fn stored_dot__##suffix = dot_plain<Format>;
+#define PLAIN_DOT(Format, dot_name, ...) const stored_dot_fn dot_name = dot_plain<Format>;
 #if defined(GGML_STRIPS_ALONE) && !defined(GGML_FREQUENT_NEURONS)
-#define PLAIN_KERNELS(suffix, Format)
+#define PLAIN_KERNELS(...)
 #elif defined(GGML_STRIPS_ALONE)
 #define PLAIN_KERNELS PLAIN_DOT
 #else
-#define PLAIN_KERNELS(suffix, Format)                                \
-    PLAIN_DOT(suffix, Format)                                        \
-    const stored_add_fn stored_add__##suffix = add_plain<Format, 1>; \
-    const tiled_add_fn tiled_add__##suffix = add_plain<Format, kStrip>;
+#define PLAIN_KERNELS(Format, dot_name, add_name, tiled_add_name) \
+    PLAIN_DOT(Format, dot_name, add_name, tiled_add_name)         \
+    const stored_add_fn add_name = add_plain<Format, 1>;          \
+    const tiled_add_fn tiled_add_name = add_plain<Format, kStrip>;
 #endif

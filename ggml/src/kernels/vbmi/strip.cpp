@@ -455,13 +455,12 @@ void all_tokens(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_
 
 }  // namespace
 
-#define STRIP(Format, name) const strip_fn strip__##name##_q8 = all_tokens<Strips##Format>;
-STRIP(IQ2_XXS, iq2_xxs)
-STRIP(IQ2_XS, iq2_xs)
-STRIP(IQ3_XXS, iq3_xxs)
-STRIP(IQ1_S, iq1_s)
-STRIP(IQ3_S, iq3_s)
-STRIP(IQ2_S, iq2_s)
-STRIP(IQ1_M, iq1_m)
+const strip_fn strip__iq2_xxs_q8 = all_tokens<StripsIQ2_XXS>;
+const strip_fn strip__iq2_xs_q8 = all_tokens<StripsIQ2_XS>;
+const strip_fn strip__iq3_xxs_q8 = all_tokens<StripsIQ3_XXS>;
+const strip_fn strip__iq1_s_q8 = all_tokens<StripsIQ1_S>;
+const strip_fn strip__iq3_s_q8 = all_tokens<StripsIQ3_S>;
+const strip_fn strip__iq2_s_q8 = all_tokens<StripsIQ2_S>;
+const strip_fn strip__iq1_m_q8 = all_tokens<StripsIQ1_M>;
 
 }  // namespace ggml::cpu::vbmi

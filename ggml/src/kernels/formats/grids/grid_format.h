@@ -294,10 +294,10 @@ struct GridFormat {
 
 // Types of a file's own: templates outside of the instruction set's namespace, which get them, then
 // are no symbols that others could share (test_isa.py).
-#define GRID_KERNELS(suffix, Reader)                              \
-    namespace {                                                   \
-    struct Strip##Reader : GridFormat<Reader<GroupsOfStrip>> {};  \
-    struct Stored##Reader : GridFormat<Reader<GroupsOfBlock>> {}; \
-    }                                                             \
-    BLOCK_KERNELS(suffix, Strip##Reader)                          \
-    STORED_KERNELS(suffix, Stored##Reader)
+#define GRID_KERNELS(Reader, strip_name, dot_name, add_name, stored_dot_name, stored_add_name) \
+    namespace {                                                                                \
+    struct Strip##Reader : GridFormat<Reader<GroupsOfStrip>> {};                               \
+    struct Stored##Reader : GridFormat<Reader<GroupsOfBlock>> {};                              \
+    }                                                                                          \
+    BLOCK_KERNELS(Strip##Reader, strip_name, dot_name, add_name)                               \
+    STORED_KERNELS(Stored##Reader, stored_dot_name, stored_add_name)

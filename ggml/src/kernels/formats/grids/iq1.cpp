@@ -66,7 +66,7 @@ struct IQ1_M {
 
 }  // namespace
 
-GRID_KERNELS(iq1_s, IQ1_S)
-GRID_KERNELS(iq1_m, IQ1_M)
+GRID_KERNELS(IQ1_S, strip__iq1_s_q8, dot__iq1_s, add__iq1_s, stored_dot__iq1_s, stored_add__iq1_s)
+GRID_KERNELS(IQ1_M, strip__iq1_m_q8, dot__iq1_m, add__iq1_m, stored_dot__iq1_m, stored_add__iq1_m)
 
 }  // namespace ggml::cpu::GGML_ISA

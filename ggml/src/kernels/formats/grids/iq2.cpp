@@ -57,8 +57,10 @@ struct IQ2_S : SGrid<BlockIQ2_S, P, 1> {
 
 }  // namespace
 
-GRID_KERNELS(iq2_xxs, IQ2_XXS)
-GRID_KERNELS(iq2_xs, IQ2_XS)
-GRID_KERNELS(iq2_s, IQ2_S)
+GRID_KERNELS(IQ2_XXS, strip__iq2_xxs_q8, dot__iq2_xxs, add__iq2_xxs, stored_dot__iq2_xxs,
+             stored_add__iq2_xxs)
+GRID_KERNELS(IQ2_XS, strip__iq2_xs_q8, dot__iq2_xs, add__iq2_xs, stored_dot__iq2_xs,
+             stored_add__iq2_xs)
+GRID_KERNELS(IQ2_S, strip__iq2_s_q8, dot__iq2_s, add__iq2_s, stored_dot__iq2_s, stored_add__iq2_s)
 
 }  // namespace ggml::cpu::GGML_ISA

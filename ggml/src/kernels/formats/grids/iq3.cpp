@@ -28,7 +28,8 @@ struct IQ3_S : SGrid<BlockIQ3_S, P, 2> {
 
 }  // namespace
 
-GRID_KERNELS(iq3_xxs, IQ3_XXS)
-GRID_KERNELS(iq3_s, IQ3_S)
+GRID_KERNELS(IQ3_XXS, strip__iq3_xxs_q8, dot__iq3_xxs, add__iq3_xxs, stored_dot__iq3_xxs,
+             stored_add__iq3_xxs)
+GRID_KERNELS(IQ3_S, strip__iq3_s_q8, dot__iq3_s, add__iq3_s, stored_dot__iq3_s, stored_add__iq3_s)
 
 }  // namespace ggml::cpu::GGML_ISA

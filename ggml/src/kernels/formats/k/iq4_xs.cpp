@@ -44,7 +44,7 @@ struct StoredIQ4_XS : SignedFormat<StoredIQ4_XS> {
 
 }  // namespace
 
-BLOCK_KERNELS(iq4_xs, IQ4_XS)
-STORED_KERNELS(iq4_xs, StoredIQ4_XS)
+BLOCK_KERNELS(IQ4_XS, strip__iq4_xs_q8, dot__iq4_xs, add__iq4_xs)
+STORED_KERNELS(StoredIQ4_XS, stored_dot__iq4_xs, stored_add__iq4_xs)
 
 }  // namespace ggml::cpu::GGML_ISA

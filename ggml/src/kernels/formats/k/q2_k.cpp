@@ -32,7 +32,7 @@ struct StoredQ2_K : Format16<StoredQ2_K, true, Stored> {
 
 }  // namespace
 
-BLOCK_KERNELS(q2_k, Q2_K)
-STORED_KERNELS(q2_k, StoredQ2_K)
+BLOCK_KERNELS(Q2_K, strip__q2_k_q8, dot__q2_k, add__q2_k)
+STORED_KERNELS(StoredQ2_K, stored_dot__q2_k, stored_add__q2_k)
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -41,7 +41,7 @@ struct StoredQ3_K : Format16<StoredQ3_K, false, Stored> {
 
 }  // namespace
 
-BLOCK_KERNELS(q3_k, Q3_K)
-STORED_KERNELS(q3_k, StoredQ3_K)
+BLOCK_KERNELS(Q3_K, strip__q3_k_q8, dot__q3_k, add__q3_k)
+STORED_KERNELS(StoredQ3_K, stored_dot__q3_k, stored_add__q3_k)
 
 }  // namespace ggml::cpu::GGML_ISA

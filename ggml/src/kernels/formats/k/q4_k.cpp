@@ -21,7 +21,7 @@ struct StoredQ4_K : KFormat<StoredQ4_K, Stored> {
 
 }  // namespace
 
-FREQUENT_BLOCK_KERNELS(q4_k, Q4_K)
-FREQUENT_STORED_KERNELS(q4_k, StoredQ4_K)
+FREQUENT_BLOCK_KERNELS(Q4_K, strip__q4_k_q8, dot__q4_k, add__q4_k)
+FREQUENT_STORED_KERNELS(StoredQ4_K, stored_dot__q4_k, stored_add__q4_k)
 
 }  // namespace ggml::cpu::GGML_ISA

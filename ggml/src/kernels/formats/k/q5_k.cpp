@@ -29,7 +29,7 @@ struct StoredQ5_K : KFormat<StoredQ5_K, Stored> {
 
 }  // namespace
 
-BLOCK_KERNELS(q5_k, Q5_K)
-STORED_KERNELS(q5_k, StoredQ5_K)
+BLOCK_KERNELS(Q5_K, strip__q5_k_q8, dot__q5_k, add__q5_k)
+STORED_KERNELS(StoredQ5_K, stored_dot__q5_k, stored_add__q5_k)
 
 }  // namespace ggml::cpu::GGML_ISA

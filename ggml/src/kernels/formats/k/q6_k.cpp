@@ -39,7 +39,7 @@ struct StoredQ6_K : Format16<StoredQ6_K, false, Stored> {
 
 }  // namespace
 
-BLOCK_KERNELS(q6_k, Q6_K)
-STORED_KERNELS(q6_k, StoredQ6_K)
+BLOCK_KERNELS(Q6_K, strip__q6_k_q8, dot__q6_k, add__q6_k)
+STORED_KERNELS(StoredQ6_K, stored_dot__q6_k, stored_add__q6_k)
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -22,7 +22,7 @@ struct IQ4_NL : SignedFormat<IQ4_NL> {
 
 }  // namespace
 
-BLOCK_KERNELS(iq4_nl, IQ4_NL)
-PLAIN_KERNELS(iq4_nl, IQ4_NL)
+BLOCK_KERNELS(IQ4_NL, strip__iq4_nl_q8, dot__iq4_nl, add__iq4_nl)
+PLAIN_KERNELS(IQ4_NL, stored_dot__iq4_nl, stored_add__iq4_nl, tiled_add__iq4_nl)
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -21,7 +21,7 @@ struct MXFP4 : OffsetFormat<MXFP4> {
 
 }  // namespace
 
-FREQUENT_BLOCK_KERNELS(mxfp4, MXFP4)
-PLAIN_KERNELS(mxfp4, MXFP4)
+FREQUENT_BLOCK_KERNELS(MXFP4, strip__mxfp4_q8, dot__mxfp4, add__mxfp4)
+PLAIN_KERNELS(MXFP4, stored_dot__mxfp4, stored_add__mxfp4, tiled_add__mxfp4)
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -19,7 +19,7 @@ struct Q4_0 : OffsetFormat<Q4_0> {
 
 }  // namespace
 
-FREQUENT_BLOCK_KERNELS(q4_0, Q4_0)
-PLAIN_KERNELS(q4_0, Q4_0)
+FREQUENT_BLOCK_KERNELS(Q4_0, strip__q4_0_q8, dot__q4_0, add__q4_0)
+PLAIN_KERNELS(Q4_0, stored_dot__q4_0, stored_add__q4_0, tiled_add__q4_0)
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -19,7 +19,7 @@ struct Q4_1 : MinFormat<Q4_1> {
 
 }  // namespace
 
-BLOCK_KERNELS(q4_1, Q4_1)
-PLAIN_KERNELS(q4_1, Q4_1)
+BLOCK_KERNELS(Q4_1, strip__q4_1_q8, dot__q4_1, add__q4_1)
+PLAIN_KERNELS(Q4_1, stored_dot__q4_1, stored_add__q4_1, tiled_add__q4_1)
 
 }  // namespace ggml::cpu::GGML_ISA

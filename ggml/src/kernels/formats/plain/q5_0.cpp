@@ -22,7 +22,7 @@ struct Q5_0 : OffsetFormat<Q5_0> {
 
 }  // namespace
 
-FREQUENT_BLOCK_KERNELS(q5_0, Q5_0)
-PLAIN_KERNELS(q5_0, Q5_0)
+FREQUENT_BLOCK_KERNELS(Q5_0, strip__q5_0_q8, dot__q5_0, add__q5_0)
+PLAIN_KERNELS(Q5_0, stored_dot__q5_0, stored_add__q5_0, tiled_add__q5_0)
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -22,7 +22,7 @@ struct Q5_1 : MinFormat<Q5_1> {
 
 }  // namespace
 
-BLOCK_KERNELS(q5_1, Q5_1)
-PLAIN_KERNELS(q5_1, Q5_1)
+BLOCK_KERNELS(Q5_1, strip__q5_1_q8, dot__q5_1, add__q5_1)
+PLAIN_KERNELS(Q5_1, stored_dot__q5_1, stored_add__q5_1, tiled_add__q5_1)
 
 }  // namespace ggml::cpu::GGML_ISA

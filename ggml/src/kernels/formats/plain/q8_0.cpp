@@ -20,7 +20,7 @@ struct Q8_0 : SignedFormat<Q8_0> {
 
 }  // namespace
 
-FREQUENT_BLOCK_KERNELS(q8_0, Q8_0)
-PLAIN_KERNELS(q8_0, Q8_0)
+FREQUENT_BLOCK_KERNELS(Q8_0, strip__q8_0_q8, dot__q8_0, add__q8_0)
+PLAIN_KERNELS(Q8_0, stored_dot__q8_0, stored_add__q8_0, tiled_add__q8_0)
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -152,7 +152,7 @@ struct StoredTQ1_0 : TernaryFormat<StoredTQ1_0, Stored> {
 
 }  // namespace
 
-BLOCK_KERNELS(tq1_0, TQ1_0)
-STORED_KERNELS(tq1_0, StoredTQ1_0)
+BLOCK_KERNELS(TQ1_0, strip__tq1_0_q8, dot__tq1_0, add__tq1_0)
+STORED_KERNELS(StoredTQ1_0, stored_dot__tq1_0, stored_add__tq1_0)
 
 }  // namespace ggml::cpu::GGML_ISA

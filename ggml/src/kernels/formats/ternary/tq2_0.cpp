@@ -21,7 +21,7 @@ struct StoredTQ2_0 : TernaryFormat<StoredTQ2_0, Stored> {
 
 }  // namespace
 
-BLOCK_KERNELS(tq2_0, TQ2_0)
-STORED_KERNELS(tq2_0, StoredTQ2_0)
+BLOCK_KERNELS(TQ2_0, strip__tq2_0_q8, dot__tq2_0, add__tq2_0)
+STORED_KERNELS(StoredTQ2_0, stored_dot__tq2_0, stored_add__tq2_0)
 
 }  // namespace ggml::cpu::GGML_ISA
