@@ -28,10 +28,15 @@ def test_corpus(name: str) -> None:
 @pytest.mark.slow
 def test_tools_compile() -> None:
     """Those that measure, which no build makes without being asked."""
-    tools = ("gpu_model", "gpu_speed", "one_strip", "state_speed", "storage_speed", "batch_speed")
+    tools = ("gpu_model", "gpu_speed", "one_strip", "kernel_speed", "state_speed")
+    tools += ("storage_speed", "batch_speed")
     command = ["cmake", "--build", CPU, "--target", *tools]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
+    speed = CPU / "tests" / "kernel_speed"
+    one = subprocess.run([speed, "dot__q4_k generic"], capture_output=True, text=True)
+    assert re.search(r"^dot__q4_k +generic +[\d.]+ GB/s +[\d.]+ Gmul/s", one.stdout, re.MULTILINE)
+    assert subprocess.run([speed, "no such kernel"], capture_output=True).returncode == 1
 
 
 @pytest.mark.slow
