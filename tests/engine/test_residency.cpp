@@ -9,9 +9,9 @@
 #include <tuple>
 
 #include "ggml/check.h"
-#include "storage/residency.h"
-#include "storage/simulate_cache.h"
-#include "storage/split_pools.h"
+#include "storage/cache/residency.h"
+#include "storage/cache/simulate_cache.h"
+#include "storage/cache/split_pools.h"
 
 using namespace powerinfer;
 

@@ -6,7 +6,7 @@
 #include "files/write_bundle.h"
 #include "load/open_store.h"
 #include "sessions.h"
-#include "storage/simulate_cache.h"
+#include "storage/cache/simulate_cache.h"
 
 namespace {
 

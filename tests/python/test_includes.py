@@ -29,13 +29,16 @@ LIBRARIES = {
     "programs": ("powerinfer_cpp/programs",),
 }
 # The folders of the engine, the lowest floor first: a file includes only files of its own folder
-# and of those before it.
+# and of those before it. Folders within a folder that are not named here belong to it.
 FLOORS = (
     "base",  # words that all share
     "tokenizer",
     "sampler",
     "weights",  # the tensors of a file, and how they lie in memory
-    "storage",  # which neurons stay in memory, and how the others are read
+    "storage/cache",  # what stays in memory of what is on the disk
+    "storage",  # how the rest is read
+    "storage/experts",  # whole experts, or their predictors
+    "storage/neurons",  # the parts of neurons
     "device",  # what a GPU holds
     "model",  # sizes, layers, families, adapters
     "files",  # what stands beside a model
@@ -168,8 +171,9 @@ def test_no_circles(library: str) -> None:
 
 
 def folder(name: str) -> str:
-    """The engine's folder that has a file."""
-    return name.removeprefix(LIBRARIES["engine"][0] + "/").split("/")[0]
+    """The engine's floor that has a file: the innermost of its folders that is one."""
+    around = [p.as_posix() for p in Path(name.removeprefix(LIBRARIES["engine"][0] + "/")).parents]
+    return next((p for p in around if p in FLOORS), around[0])
 
 
 def test_the_engines_floors() -> None:

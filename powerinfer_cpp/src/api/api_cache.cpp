@@ -2,8 +2,8 @@
 #include <cmath>
 
 #include "api/api.h"
-#include "storage/simulate_cache.h"
-#include "storage/split_pools.h"
+#include "storage/cache/simulate_cache.h"
+#include "storage/cache/split_pools.h"
 
 using namespace powerinfer::api;
 

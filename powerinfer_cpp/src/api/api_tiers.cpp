@@ -4,8 +4,8 @@
 
 #include "api/api.h"
 #include "device/device_model.h"
-#include "storage/expert_store.h"
-#include "storage/store.h"
+#include "storage/experts/expert_store.h"
+#include "storage/neurons/store.h"
 
 using namespace powerinfer::api;
 

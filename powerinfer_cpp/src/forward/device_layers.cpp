@@ -5,7 +5,7 @@
 #include "forward/device_forward.h"
 #include "forward/parts/neuron_ffn.h"
 #include "forward/parts/predictor.h"
-#include "storage/stored_segments.h"
+#include "storage/neurons/stored_segments.h"
 
 namespace powerinfer {
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "model/model.h"
-#include "storage/expert_store.h"
-#include "storage/store.h"
+#include "storage/experts/expert_store.h"
+#include "storage/neurons/store.h"
 #include "storage/store_status.h"
 
 namespace powerinfer {

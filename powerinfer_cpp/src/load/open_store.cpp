@@ -10,7 +10,7 @@
 #include "plan/expected_uses.h"
 #include "plan/expert_plan.h"
 #include "plan/stored_blocks.h"
-#include "storage/resident_file.h"
+#include "storage/cache/resident_file.h"
 
 namespace powerinfer {
 

@@ -7,8 +7,8 @@
 
 #include "ggml/reader.h"
 #include "model/model.h"
-#include "storage/expert_store.h"
-#include "storage/store.h"
+#include "storage/experts/expert_store.h"
+#include "storage/neurons/store.h"
 
 namespace powerinfer {
 

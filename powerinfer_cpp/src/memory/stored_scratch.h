@@ -3,7 +3,7 @@
 
 #include "ggml/carver.h"
 #include "ggml/neurons.h"
-#include "storage/store.h"
+#include "storage/neurons/store.h"
 
 namespace powerinfer {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "storage/split_pools.h"
+#include "storage/cache/split_pools.h"
 
 namespace powerinfer {
 

@@ -7,7 +7,7 @@
 #include "plan/expected_hits.h"
 #include "plan/storage_plan.h"
 #include "plan/stored_blocks.h"
-#include "storage/split_pools.h"
+#include "storage/cache/split_pools.h"
 
 namespace powerinfer {
 

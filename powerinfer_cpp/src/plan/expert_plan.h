@@ -7,7 +7,7 @@
 
 #include "model/model.h"
 #include "plan/plan.h"
-#include "storage/expert_pages.h"
+#include "storage/experts/expert_pages.h"
 
 namespace powerinfer {
 

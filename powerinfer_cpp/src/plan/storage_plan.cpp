@@ -7,8 +7,8 @@
 #include "ggml/status.h"
 #include "plan/expected_uses.h"
 #include "plan/stored_blocks.h"
-#include "storage/split_pools.h"
-#include "storage/store.h"
+#include "storage/cache/split_pools.h"
+#include "storage/neurons/store.h"
 
 namespace powerinfer {
 

@@ -6,7 +6,7 @@
 
 #include "ggml/reader.h"
 #include "model/model.h"
-#include "storage/expert_pages.h"
+#include "storage/experts/expert_pages.h"
 
 namespace powerinfer {
 

@@ -28,7 +28,7 @@
 #include "gpu/tools/arguments.h"
 #include "load/open_store.h"
 #include "session/session.h"
-#include "storage/store.h"
+#include "storage/neurons/store.h"
 
 namespace {
 

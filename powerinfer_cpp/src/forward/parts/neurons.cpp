@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ggml/status.h"
-#include "storage/stored_segments.h"
+#include "storage/neurons/stored_segments.h"
 
 namespace powerinfer {
 

@@ -1,4 +1,4 @@
-#include "storage/store.h"
+#include "storage/neurons/store.h"
 
 #include <algorithm>
 #include <atomic>

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "storage/residency.h"
+#include "storage/cache/residency.h"
 
 namespace powerinfer {
 

@@ -1,4 +1,4 @@
-#include "storage/page_shape.h"
+#include "storage/experts/page_shape.h"
 
 #include <algorithm>
 #include <cmath>

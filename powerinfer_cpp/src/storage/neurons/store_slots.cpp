@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "ggml/status.h"
-#include "storage/split_pools.h"
-#include "storage/store.h"
+#include "storage/cache/split_pools.h"
+#include "storage/neurons/store.h"
 
 namespace powerinfer {
 

@@ -1,4 +1,4 @@
-#include "storage/expert_pages.h"
+#include "storage/experts/expert_pages.h"
 
 #include <algorithm>
 #include <atomic>

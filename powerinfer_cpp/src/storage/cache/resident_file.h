@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/residency.h"
+#include "storage/cache/residency.h"
 
 namespace powerinfer {
 

@@ -1,4 +1,4 @@
-#include "storage/simulate_cache.h"
+#include "storage/cache/simulate_cache.h"
 
 #include <algorithm>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "storage/resident_file.h"
+#include "storage/cache/resident_file.h"
 
 #include <cmath>
 #include <cstring>

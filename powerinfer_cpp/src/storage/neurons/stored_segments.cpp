@@ -1,4 +1,4 @@
-#include "storage/stored_segments.h"
+#include "storage/neurons/stored_segments.h"
 
 namespace powerinfer {
 

@@ -1,4 +1,4 @@
-#include "storage/expert_store.h"
+#include "storage/experts/expert_store.h"
 
 #include <algorithm>
 #include <cstring>

@@ -12,7 +12,7 @@
 #include "ggml/context.h"
 #include "ggml/file_io.h"
 #include "ggml/reader.h"
-#include "storage/expert_pages.h"
+#include "storage/experts/expert_pages.h"
 #include "storage/page_reads.h"
 #include "storage/store_counts.h"
 #include "storage/store_status.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ggml/neurons.h"
-#include "storage/residency.h"
+#include "storage/cache/residency.h"
 
 namespace powerinfer {
 

@@ -1,4 +1,4 @@
-#include "storage/split_pools.h"
+#include "storage/cache/split_pools.h"
 
 #include <algorithm>
 #include <numeric>

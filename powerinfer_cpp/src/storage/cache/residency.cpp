@@ -1,4 +1,4 @@
-#include "storage/residency.h"
+#include "storage/cache/residency.h"
 
 #include <algorithm>
 

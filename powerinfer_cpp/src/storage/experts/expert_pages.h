@@ -23,8 +23,8 @@
 #include "ggml/file_io.h"
 #include "ggml/reader.h"
 #include "ggml/tensor.h"
-#include "storage/page_shape.h"
-#include "storage/residency.h"
+#include "storage/cache/residency.h"
+#include "storage/experts/page_shape.h"
 
 namespace powerinfer {
 

@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "storage/store.h"
+#include "storage/neurons/store.h"
 
 namespace powerinfer {
 
