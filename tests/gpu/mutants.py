@@ -135,7 +135,7 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     build = Path(sys.argv[1])
-    kernels = sorted(KERNELS.glob("*.cu"))
+    kernels = sorted(KERNELS.rglob("*.cu"))
     chosen = [k for k in kernels if k.name in sys.argv[2:]] if sys.argv[2:] else kernels
     all_mutants = [m for file in chosen for m in mutants(file)]
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:

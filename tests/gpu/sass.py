@@ -434,7 +434,7 @@ def main() -> int:
     if not nvcc or not disassembler:
         print("needs nvcc and nvdisasm (pip install nvidia-cuda-nvdisasm)", file=sys.stderr)
         return 3
-    sources = sorted(KERNELS.glob("*.cu"))
+    sources = sorted(KERNELS.rglob("*.cu"))
     if arguments.files:
         sources = [s for s in sources if s.name in arguments.files]
     with ThreadPoolExecutor(2) as pool:

@@ -358,6 +358,6 @@ def ptx(nvcc: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         assert done.returncode == 0, done.stdout[-4000:]
         return out
 
-    sources = sorted((ROOT / "ggml/src/cuda").glob("*.cu"))
+    sources = sorted((ROOT / "ggml/src/cuda").rglob("*.cu"))
     with ThreadPoolExecutor(2) as pool:
         return dict(zip((s.stem for s in sources), pool.map(make, sources), strict=True))

@@ -13,7 +13,7 @@ import pytest
 from builds import GPU, NVCC
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = sorted((ROOT / "ggml/src/cuda").glob("*.cu"))
+KERNELS = sorted((ROOT / "ggml/src/cuda").rglob("*.cu"))
 
 
 def kernel(ptx: str, name: str) -> str:
@@ -76,7 +76,7 @@ def test_every_kernel_is_loaded_before_it_is_needed() -> None:
     """Only launch<kernel>() starts kernels, and it lists them for loading: a kernel's first use
     may wait for ever behind a graph that waits for the host."""
     found = 0
-    for source in [*KERNELS, *ROOT.glob("ggml/src/cuda/*.h")]:
+    for source in [*KERNELS, *ROOT.glob("ggml/src/cuda/**/*.h")]:
         text = re.sub(r"//.*", "", source.read_text())
         names = re.findall(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(", text)
         assert len(names) == text.count("__global__"), source.name

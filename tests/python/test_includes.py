@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from functools import cache
 from pathlib import Path
 
@@ -52,7 +53,8 @@ FLOORS = (
     "api",
 )
 
-# The folders of the tensor core -> those that they may include, besides ggml/include.
+# The folders of the tensor core -> those that they may include, besides ggml/include. Folders
+# within a folder that are not named here belong to it.
 TENSOR_CORE = {
     "os": (),
     "formats": (),
@@ -61,6 +63,7 @@ TENSOR_CORE = {
     "kernels": ("os", "formats"),
     "ops": ("formats", "kernels"),
     "cuda": ("os", "formats"),
+    "cuda/ops": ("formats", "cuda"),
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
@@ -170,32 +173,33 @@ def test_no_circles(library: str) -> None:
     assert not found, "\n" + "\n".join(found)
 
 
-def folder(name: str) -> str:
-    """The engine's floor that has a file: the innermost of its folders that is one."""
-    around = [p.as_posix() for p in Path(name.removeprefix(LIBRARIES["engine"][0] + "/")).parents]
-    return next((p for p in around if p in FLOORS), around[0])
+def folder(name: str, top: str, named: Container[str]) -> str:
+    """The innermost folder around a file, below `top`, that is among those that are named."""
+    around = [p.as_posix() for p in Path(name).relative_to(top).parents]
+    return next((p for p in around if p in named), around[0])
 
 
 def test_the_engines_floors() -> None:
-    names = files(LIBRARIES["engine"][0])
-    assert {folder(name) for name in names} == set(FLOORS)
+    (top,) = LIBRARIES["engine"]
+    floors = {name: folder(name, top, FLOORS) for name in files(top)}
+    assert set(floors.values()) == set(FLOORS)
     upward = [
         f"{name}:{number} includes {target}"
-        for name in names
+        for name in floors
         for number, _, target in includes(name)
-        if target in names and FLOORS.index(folder(target)) > FLOORS.index(folder(name))
+        if target in floors and FLOORS.index(floors[target]) > FLOORS.index(floors[name])
     ]
     assert not upward, "higher floors are included:\n" + "\n".join(upward)
 
 
 def test_the_tensor_cores_folders() -> None:
-    names = files("ggml/src")
+    folders = {name: folder(name, "ggml/src", TENSOR_CORE) for name in files("ggml/src")}
     wrong = [
         f"{name}:{number} includes {target}"
-        for name in names
+        for name, own in folders.items()
         for number, _, target in includes(name)
-        if target in names and (of := target.split("/")[2]) != (own := name.split("/")[2])
+        if target in folders and (of := folders[target]) != own
         if of not in TENSOR_CORE[own]
     ]
     assert not wrong, "\n".join(wrong)
-    assert {name.split("/")[2] for name in names} == set(TENSOR_CORE)
+    assert set(folders.values()) == set(TENSOR_CORE)

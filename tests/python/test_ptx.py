@@ -92,7 +92,7 @@ def test_kernels_leave_the_bits_of_the_shim(replayed: dict[str, Any]) -> None:
 def test_weights_are_read_in_whole_sectors(replayed: dict[str, Any]) -> None:
     """Loads of 16 bytes a lane in the kernels that stream weights: what lanes want is at least 85%
     of the sectors of 32 bytes that their warp asks for (a row's end may cut one), or half."""
-    rows = (ROOT / "ggml/src/cuda/rows.h").read_text().splitlines()
+    rows = (ROOT / "ggml/src/cuda/ops/rows.h").read_text().splitlines()
     line = rows.index("    return *reinterpret_cast<const uint4*>(p);") + 1  # in load16()
     types = sass.types()
     shares: dict[tuple[str, str], list[float]] = {}

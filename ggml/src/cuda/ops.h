@@ -1,4 +1,4 @@
-// The operators of this device, one .cu file per kind.
+// The operators of this device, one .cu file per kind (ops/).
 #pragma once
 
 #include "ggml/device_ops.h"

@@ -11,7 +11,7 @@ namespace ggml::timed {
 
 namespace {
 
-// Kernels of the operators of cuda/*.cu, where there is more than one.
+// Kernels of the operators of cuda/ops/*.cu, where there is more than one.
 constexpr int kAttention = 2, kSketch = 2, kFfn = 2;
 constexpr int kRounds = 16;                      // selections are drawn once and used in turn
 constexpr int kLevelBegin = 32, kLevelEnd = 64;  // columns of Config::level

@@ -1,8 +1,8 @@
 // The feed-forward block of many rows that compute every neuron: products with gate and up in
 // tiles, then what fires is added. The sums of a row have the order, hence the bits, of ffn.cu's.
-#include "cuda/ffn.h"
 #include "cuda/ops.h"
-#include "cuda/tiles.h"
+#include "cuda/ops/ffn.h"
+#include "cuda/ops/tiles.h"
 
 namespace ggml::GGML_GPU {
 

@@ -4,8 +4,8 @@
 //
 // Rows are the first dimension of a grid, whose blocks begin first: those that read the same
 // neurons run at the same time, and read them from the cache.
-#include "cuda/ffn.h"
 #include "cuda/ops.h"
+#include "cuda/ops/ffn.h"
 
 namespace ggml::GGML_GPU {
 

@@ -1,7 +1,7 @@
 // Operators that take every value by itself: embedding, activations, and their 8-bit form.
 #include "cuda/ops.h"
-#include "cuda/quantise.h"
-#include "cuda/rows.h"
+#include "cuda/ops/quantise.h"
+#include "cuda/ops/rows.h"
 
 namespace ggml::GGML_GPU {
 

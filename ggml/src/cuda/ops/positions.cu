@@ -1,6 +1,6 @@
 // Rotary positions and head norms of queries and keys, and storing keys and values in pages.
 #include "cuda/ops.h"
-#include "cuda/rows.h"
+#include "cuda/ops/rows.h"
 
 namespace ggml::GGML_GPU {
 

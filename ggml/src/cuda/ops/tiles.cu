@@ -4,8 +4,8 @@
 // hence the bits of matmul.cu's kernel.
 #include <type_traits>
 
-#include "cuda/rows.h"
-#include "cuda/tiles.h"
+#include "cuda/ops/rows.h"
+#include "cuda/ops/tiles.h"
 
 namespace ggml::GGML_GPU {
 

@@ -3,7 +3,7 @@
 // so that the bits are the same on every card. (Flash decoding; the running softmax is Milakov and
 // Gimelshein's, arXiv 1805.02867.)
 #include "cuda/ops.h"
-#include "cuda/rows.h"
+#include "cuda/ops/rows.h"
 
 namespace ggml::GGML_GPU {
 

@@ -1,7 +1,7 @@
 // RMS and layer norms, with the additions to the residual stream before them and the 8-bit form of
 // their result after them.
 #include "cuda/ops.h"
-#include "cuda/quantise.h"
+#include "cuda/ops/quantise.h"
 
 namespace ggml::GGML_GPU {
 

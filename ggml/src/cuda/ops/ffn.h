@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/launch.h"
-#include "cuda/rows.h"
+#include "cuda/ops/rows.h"
 
 namespace ggml::GGML_GPU {
 

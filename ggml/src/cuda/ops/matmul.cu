@@ -1,7 +1,7 @@
 // Products of weights with a few rows of activations: a warp per row of weights.
 #include "cuda/ops.h"
-#include "cuda/rows.h"
-#include "cuda/tiles.h"
+#include "cuda/ops/rows.h"
+#include "cuda/ops/tiles.h"
 
 namespace ggml::GGML_GPU {
 
