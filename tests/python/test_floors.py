@@ -30,6 +30,8 @@ FLOORS = (
     ("server",),
     ("__main__", "cli", "ray"),
 )
+# The same within convert.families, whose own modules all of its folders build on.
+FAMILIES = ("dense", "mixtures", "recurrent")
 
 
 @cache
@@ -89,6 +91,17 @@ def test_no_import_goes_round() -> None:
     while ready := {name for name, of in left.items() if not of & left.keys()}:
         left = {name: of for name, of in left.items() if name not in ready}
     assert not left, "in a circle, or above one"
+
+
+def test_imports_of_families_go_down() -> None:
+    kinds = {}
+    for name in modules():
+        if name.startswith("convert.families."):
+            kind = name.split(".")[2]
+            kinds[name] = FAMILIES.index(kind) if kind in FAMILIES else -1
+    assert set(kinds.values()) == set(range(-1, len(FAMILIES)))
+    pairs = [(name, other) for name in sorted(kinds) for other in sorted(imported(name))]
+    assert not [(a, b) for a, b in pairs if b in kinds and kinds[b] > kinds[a]]
 
 
 def test_floors_are_folders() -> None:

@@ -4,29 +4,39 @@ from collections.abc import Callable
 
 from ...core.errors import UnsupportedModelError
 from ..config import Config
-from .deepseek import DeepSeekV2, DeepSeekV3, Glm4MoeLite, Mistral4
-from .delta_net import Qwen3Next, Qwen35, Qwen35Moe
-from .dense import Apertus, Cohere2, Exaone4, Glm4, Ministral3, Olmo2, Olmo3, SeedOss, SmolLm3
-from .ernie import Ernie, ErnieMoe
-from .falcon import Falcon
+from .dense.falcon import Falcon
+from .dense.gemma import Gemma, Gemma2, Gemma3
+from .dense.gpt2 import Gpt2
+from .dense.near_llama import (
+    Apertus,
+    Cohere2,
+    Exaone4,
+    Glm4,
+    Ministral3,
+    Olmo2,
+    Olmo3,
+    SeedOss,
+    SmolLm3,
+)
+from .dense.opt import Opt
+from .dense.phi3 import Phi3
+from .dense.relu import Arcee, BitNet, LlamaSparseRelu, Nemotron
+from .dense.stablelm import StableLm
+from .dense.starcoder2 import StarCoder2
 from .family import Family
-from .gemma import Gemma, Gemma2, Gemma3
-from .gemma4 import Gemma4
-from .gpt2 import Gpt2
-from .gpt_oss import GptOss
-from .granite import Granite, GraniteMoe, granite_hybrid
-from .hunyuan import Hunyuan, HunyuanMoe
-from .lfm2 import Lfm2, Lfm2Moe
 from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3, TurboSparseMixtral
-from .mamba2 import FalconH1, nemotron_h
-from .mixtures import Dots1, Glm4Moe, MiniMaxM2, Olmoe, Qwen2Moe, Qwen3Moe
-from .opt import Opt
-from .phi3 import Phi3
-from .phimoe import PhiMoe
-from .smallthinker import SmallThinker
-from .sparse import Arcee, BitNet, LlamaSparseRelu, Nemotron
-from .stablelm import StableLm
-from .starcoder2 import StarCoder2
+from .mixtures.deepseek import DeepSeekV2, DeepSeekV3, Glm4MoeLite, Mistral4
+from .mixtures.ernie import Ernie, ErnieMoe
+from .mixtures.gemma4 import Gemma4
+from .mixtures.gpt_oss import GptOss
+from .mixtures.hunyuan import Hunyuan, HunyuanMoe
+from .mixtures.mixture import Dots1, Glm4Moe, MiniMaxM2, Olmoe, Qwen2Moe, Qwen3Moe
+from .mixtures.phimoe import PhiMoe
+from .mixtures.smallthinker import SmallThinker
+from .recurrent.delta_net import Qwen3Next, Qwen35, Qwen35Moe
+from .recurrent.granite import Granite, GraniteMoe, granite_hybrid
+from .recurrent.lfm2 import Lfm2, Lfm2Moe
+from .recurrent.mamba2 import FalconH1, nemotron_h
 
 FAMILIES: dict[str, Callable[[Config], Family]] = {
     "llama": Llama,

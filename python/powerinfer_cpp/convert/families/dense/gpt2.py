@@ -5,9 +5,9 @@ Its matrices are [inputs, outputs], the transposes of everyone else's.
 
 from collections.abc import Iterator
 
-from ..config import Config
-from ..tensors import Output, Weights, from_weight, transposed
-from .family import Family
+from ...config import Config
+from ...tensors import Output, Weights, from_weight, transposed
+from ..family import Family
 
 
 class Gpt2(Family):

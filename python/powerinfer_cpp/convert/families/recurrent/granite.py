@@ -3,15 +3,15 @@ in the place of attention in most layers."""
 
 from collections.abc import Iterator
 
-from ...core.errors import ModelFormatError
-from ..activations import RELUS
-from ..config import Config
-from ..tensors import Output, Weights, from_weight, transposed
-from ..writer import Entry, array, boolean, float32, replaced
-from .family import Family
-from .llama import Llama
-from .mixtures import Mixture
-from .recurrent import ATTENTION, MAMBA, MAMBA_KEYS, Mamba2, read_mamba
+from ....core.errors import ModelFormatError
+from ...activations import RELUS
+from ...config import Config
+from ...tensors import Output, Weights, from_weight, transposed
+from ...writer import Entry, array, boolean, float32, replaced
+from ..family import Family
+from ..llama import Llama
+from ..mixtures.mixture import Mixture
+from .states import ATTENTION, MAMBA, MAMBA_KEYS, Mamba2, read_mamba
 
 
 class Granite(Llama):

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from ..config import Config
-from ..tensors import Output, Weights, from_weight
-from ..writer import Entry, of_layers, replaced, uint32
-from .llama import Llama
-from .mixtures import SIGMOID, Mixture
-from .recurrent import convolution
+from ...config import Config
+from ...tensors import Output, Weights, from_weight
+from ...writer import Entry, of_layers, replaced, uint32
+from ..llama import Llama
+from ..mixtures.mixture import SIGMOID, Mixture
+from .states import convolution
 
 _KINDS = ("conv", "full_attention")
 # Of the first checkpoints. No code reads them: what they say of the model is always so, or said

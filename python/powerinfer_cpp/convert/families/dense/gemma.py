@@ -4,11 +4,11 @@ import math
 import re
 from collections.abc import Iterator
 
-from ..config import Config, section_number
-from ..rope import by_layer_type
-from ..tensors import Output, Weights, plus_one
-from ..writer import Entry, float32
-from .llama import Llama
+from ...config import Config, section_number
+from ...rope import by_layer_type
+from ...tensors import Output, Weights, plus_one
+from ...writer import Entry, float32
+from ..llama import Llama
 
 
 class Gemma(Llama):

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from ..config import Config
-from ..tensors import Output, Weights
-from .family import read_window
-from .llama import Llama
+from ...config import Config
+from ...tensors import Output, Weights
+from ..family import read_window
+from ..llama import Llama
 
 
 class StarCoder2(Llama):

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..config import Config
-from ..tensors import Output, Weights
-from ..writer import Entry, string
-from .family import Family
+from ...config import Config
+from ...tensors import Output, Weights
+from ...writer import Entry, string
+from ..family import Family
 
 
 def regrouped(n_head: int, n_head_kv: int, head_dim: int) -> np.ndarray:

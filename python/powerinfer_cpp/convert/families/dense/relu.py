@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...core.errors import ModelFormatError
-from ..config import Config
-from ..tensors import Output, Weights, from_weight, plus_one, scaled, transposed
-from ..weight import Weight, widen
-from ..writer import Entry, string
-from .llama import Llama
+from ....core.errors import ModelFormatError
+from ...config import Config
+from ...tensors import Output, Weights, from_weight, plus_one, scaled, transposed
+from ...weight import Weight, widen
+from ...writer import Entry, string
+from ..llama import Llama
 
 
 class LlamaSparseRelu(Llama):

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from ..config import Config
-from ..tensors import Output, Weights
-from ..writer import Entry, uint32
-from .llama import Llama
+from ...config import Config
+from ...tensors import Output, Weights
+from ...writer import Entry, uint32
+from ..llama import Llama
 
 PERIOD = 4  # with a window, every fourth layer has none
 SOFTMAX, SIGMOID = 1, 2  # smallthinker.expert_gating_func

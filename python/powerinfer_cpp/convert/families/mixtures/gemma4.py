@@ -4,13 +4,13 @@ the experts, and in the smallest models embeddings for each layer."""
 import re
 from collections.abc import Iterator
 
-from ...core.errors import UnsupportedModelError
-from ..config import Config
-from ..rope import by_layer_type
-from ..tensors import Output, Weights, from_weight
-from ..writer import Entry, array, float32, of_layers, replaced, uint32
-from .dense import layer_windows
-from .llama import Llama
+from ....core.errors import UnsupportedModelError
+from ...config import Config
+from ...rope import by_layer_type
+from ...tensors import Output, Weights, from_weight
+from ...writer import Entry, array, float32, of_layers, replaced, uint32
+from ..dense.near_llama import layer_windows
+from ..llama import Llama
 
 _PERIOD = 6  # the last layer of each sees all positions, where config.json does not say
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.errors import ModelFormatError
-from ..config import Config
-from ..rope import Rope, by_layer_type
-from ..tensors import Output, Weights, from_weight
-from ..weight import widen
-from ..writer import Entry, array, float32
-from .llama import Llama, Mistral
+from ....core.errors import ModelFormatError
+from ...config import Config
+from ...rope import Rope, by_layer_type
+from ...tensors import Output, Weights, from_weight
+from ...weight import widen
+from ...writer import Entry, array, float32
+from ..llama import Llama, Mistral
 from .phi3 import fused_ffn
 
 _PERIOD = 4  # of layers of another kind, where config.json does not say

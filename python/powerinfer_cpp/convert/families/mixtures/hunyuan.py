@@ -1,10 +1,10 @@
 """Hunyuan: Llama with norms of heads behind RoPE, dense or with experts."""
 
-from ..config import Config
-from ..rope import Rope
-from ..tensors import Output, Weights, from_weight
-from .llama import Llama
-from .mixtures import Mixture
+from ...config import Config
+from ...rope import Rope
+from ...tensors import Output, Weights, from_weight
+from ..llama import Llama
+from .mixture import Mixture
 
 _NORMS = {"q": "query_layernorm", "k": "key_layernorm"}
 

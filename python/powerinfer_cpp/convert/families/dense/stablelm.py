@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from ..config import Config
-from ..tensors import Output, Weights, from_weight, stacked
-from .llama import Llama
+from ...config import Config
+from ...tensors import Output, Weights, from_weight, stacked
+from ..llama import Llama
 
 
 class StableLm(Llama):

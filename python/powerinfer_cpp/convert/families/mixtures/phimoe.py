@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..config import Config
-from ..rope import Rope
-from ..writer import Entry, float32
-from .llama import Mistral
-from .mixtures import Mixture
+from ...config import Config
+from ...rope import Rope
+from ...writer import Entry, float32
+from ..llama import Mistral
+from .mixture import Mixture
 
 _JITTER = 0.01  # of the published model, and the engine's for files that do not say
 

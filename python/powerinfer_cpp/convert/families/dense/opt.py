@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from ..config import Config
-from ..tensors import Output, Weights, from_weight
-from .family import Family
+from ...config import Config
+from ...tensors import Output, Weights, from_weight
+from ..family import Family
 
 PADDING = 2  # rows of the position table before position 0
 

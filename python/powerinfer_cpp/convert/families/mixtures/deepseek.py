@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.errors import ModelFormatError
-from ..config import Config
-from ..rope import Rope, read_rope
-from ..tensors import Output, Weights, from_weight, row_order, stacked
-from ..writer import Entry, float32, uint32
-from .llama import interleaved
-from .mixtures import SIGMOID, Mixture
+from ....core.errors import ModelFormatError
+from ...config import Config
+from ...rope import Rope, read_rope
+from ...tensors import Output, Weights, from_weight, row_order, stacked
+from ...writer import Entry, float32, uint32
+from ..llama import interleaved
+from .mixture import SIGMOID, Mixture
 
 SOFTMAX = 1  # expert_gating_func
 

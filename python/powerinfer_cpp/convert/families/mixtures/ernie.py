@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from ..config import Config
-from ..tensors import Weights
-from ..weight import Weight
-from ..writer import Entry, uint32
-from .llama import Llama
-from .mixtures import Mixture
+from ...config import Config
+from ...tensors import Weights
+from ...weight import Weight
+from ...writer import Entry, uint32
+from ..llama import Llama
+from .mixture import Mixture
 
 _OF_TRAINING = (
     "moe_all_to_all_dropout",

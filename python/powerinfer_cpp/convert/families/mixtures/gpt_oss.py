@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..config import Config
-from ..formats import format_by_name
-from ..rope import Rope
-from ..stored import Stored, decoded
-from ..tensors import Output, Weights, from_weight
-from ..weight import Weight, widen
-from ..writer import Entry, uint32
-from .family import read_window
-from .llama import Llama
+from ...config import Config
+from ...formats import format_by_name
+from ...rope import Rope
+from ...stored import Stored, decoded
+from ...tensors import Output, Weights, from_weight
+from ...weight import Weight, widen
+from ...writer import Entry, uint32
+from ..family import read_window
+from ..llama import Llama
 
 _BLOCK = 32  # weights that share an exponent
 # What the model has if config.json says nothing of its rotation.

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..config import Config
-from ..tensors import Output, Weights, row_order
-from .family import Family
-from .llama import Mistral
+from ...config import Config
+from ...tensors import Output, Weights, row_order
+from ..family import Family
+from ..llama import Mistral
 
 
 class Phi3(Mistral):

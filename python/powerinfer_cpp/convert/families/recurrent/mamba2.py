@@ -8,14 +8,14 @@ attention side by side in each layer, and a multiplier for everything.
 import re
 from collections.abc import Iterator
 
-from ...core.errors import ModelFormatError
-from ..config import Config, section_number
-from ..tensors import Output, Weights, from_weight, scaled
-from ..writer import Entry, array, float32, replaced, uint32
-from .family import Family
-from .llama import Llama, stacked_experts
-from .mixtures import GroupedMixture
-from .recurrent import ATTENTION, MAMBA, MAMBA_KEYS, read_mamba
+from ....core.errors import ModelFormatError
+from ...config import Config, section_number
+from ...tensors import Output, Weights, from_weight, scaled
+from ...writer import Entry, array, float32, replaced, uint32
+from ..family import Family
+from ..llama import Llama, stacked_experts
+from ..mixtures.mixture import GroupedMixture
+from .states import ATTENTION, MAMBA, MAMBA_KEYS, read_mamba
 
 # Letters and names of the mixers.
 _MIXERS = {

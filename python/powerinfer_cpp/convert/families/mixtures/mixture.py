@@ -3,15 +3,15 @@ that every token computes."""
 
 from collections.abc import Iterator
 
-from ...core.errors import ModelFormatError
-from ..activations import RELUS
-from ..config import Config
-from ..rope import Rope
-from ..tensors import Output, Weights, from_weight, transposed
-from ..weight import Weight
-from ..writer import Entry, boolean, float32, uint32
-from .family import read_window
-from .llama import Llama, Qwen2, Qwen3, stacked_experts
+from ....core.errors import ModelFormatError
+from ...activations import RELUS
+from ...config import Config
+from ...rope import Rope
+from ...tensors import Output, Weights, from_weight, transposed
+from ...weight import Weight
+from ...writer import Entry, boolean, float32, uint32
+from ..family import read_window
+from ..llama import Llama, Qwen2, Qwen3, stacked_experts
 
 SIGMOID = 2  # expert_gating_func
 

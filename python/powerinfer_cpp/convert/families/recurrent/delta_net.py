@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...core.errors import ModelFormatError
-from ..config import Config
-from ..tensors import Output, Weights, column_order, from_weight, plus_one, row_order
-from ..writer import Entry, array, uint32
-from .llama import Llama
-from .mixtures import GatedSharedExpert, Mixture, QwenMoe
-from .recurrent import convolution, decay, recurrent_layers, time_step
+from ....core.errors import ModelFormatError
+from ...config import Config
+from ...tensors import Output, Weights, column_order, from_weight, plus_one, row_order
+from ...writer import Entry, array, uint32
+from ..llama import Llama
+from ..mixtures.mixture import GatedSharedExpert, Mixture, QwenMoe
+from .states import convolution, decay, recurrent_layers, time_step
 
 _KINDS = ("linear_attention", "full_attention")
 _PERIOD = 4  # of layers, of which the last one has attention

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import UnsupportedModelError
-from ..config import Config
-from ..tensors import Output, Weights, computed, from_weight, row_order, scaled
-from ..weight import Weight
-from ..writer import Entry, array, uint32
+from ....core.errors import UnsupportedModelError
+from ...config import Config
+from ...tensors import Output, Weights, computed, from_weight, row_order, scaled
+from ...weight import Weight
+from ...writer import Entry, array, uint32
 
 MAMBA = ("mamba", "linear_attention")  # names of layers in transformers 4 and 5
 ATTENTION = ("attention", "full_attention")

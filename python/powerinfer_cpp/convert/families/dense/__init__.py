@@ -1,0 +1,1 @@
+"""Families whose layers have one feed-forward block."""

@@ -1,0 +1,1 @@
+"""Families whose layers may have a state."""
