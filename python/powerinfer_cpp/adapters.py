@@ -1,5 +1,5 @@
-"""LoRA adapters (core/adapters.py)."""
+"""LoRA adapters (core/sequences/adapters.py)."""
 
-from .core.adapters import LoraAdapter
+from .core.sequences.adapters import LoraAdapter
 
 __all__ = ["LoraAdapter"]

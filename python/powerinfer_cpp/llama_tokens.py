@@ -13,9 +13,7 @@ import numpy.typing as npt
 
 from ._native import lib
 from .core import options
-from .core.adapters import LoraAdapter
 from .core.checks import whole_or_none
-from .core.embedding import Embedder
 from .core.logits import (
     AnyStoppingCriteria,
     Ids,
@@ -28,6 +26,8 @@ from .core.logits import (
 from .core.model import SPARSE_MODES
 from .core.sampler import Sampler
 from .core.sampling import Sampling, further
+from .core.sequences.adapters import LoraAdapter
+from .core.sequences.embedding import Embedder
 from .core.session import as_tokens
 from .core.state import LlamaState, common_prefix
 from .core.stats import report

@@ -23,9 +23,9 @@ from circles import pick
 from families import quiet
 from powerinfer_cpp._native import lib
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.core.context import Context
 from powerinfer_cpp.core.model import Model
 from powerinfer_cpp.core.plan import memory_plan
+from powerinfer_cpp.core.sequences.context import Context
 from powerinfer_cpp.core.session import Session
 
 from powerinfer_cpp import Llama, LlamaRAMCache, ModelFormatError, OutOfMemoryError

@@ -17,7 +17,7 @@ from circles import pick
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.cli.drafting import add_draft_arguments, draft_of
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.core.context import Context
+from powerinfer_cpp.core.sequences.context import Context
 from powerinfer_cpp.llama_speculative import (
     LlamaDraftModel,
     LlamaModelDecoding,

@@ -19,7 +19,7 @@ import tiny
 from families import GOLDEN, ROOT, golden, quiet
 from lora_files import written
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.core.adapters import LoraAdapter
+from powerinfer_cpp.core.sequences.adapters import LoraAdapter
 from reference import relative_error
 from safetensors.numpy import load_file, save_file
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import small_states
 from circles import pick
-from powerinfer_cpp.core.context import Context
 from powerinfer_cpp.core.errors import OutOfMemoryError, UnsupportedModelError
 from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.sequences.context import Context
 from powerinfer_cpp.core.session import Session
 from powerinfer_cpp.core.state import checkpoint_flags, checkpoints_of
 from powerinfer_cpp.measure import bench

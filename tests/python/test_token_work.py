@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from powerinfer_cpp.core import context as context_module
-from powerinfer_cpp.core.context import Context
 from powerinfer_cpp.core.logits import LogitsProcessorList, StoppingCriteriaList
 from powerinfer_cpp.core.sampler import Samplers
 from powerinfer_cpp.core.sampling import Sampling
+from powerinfer_cpp.core.sequences import context as context_module
+from powerinfer_cpp.core.sequences.context import Context
 from powerinfer_cpp.core.work import NEURON_COUNTS, PARTS, Work
 from powerinfer_cpp.run.drafts import Drafts, LlamaDraftModel
 from powerinfer_cpp.run.growing import GrowingIds

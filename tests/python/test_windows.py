@@ -14,9 +14,9 @@ import pytest
 import serving
 from families import golden, quiet
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.core.context import Context
 from powerinfer_cpp.core.errors import UnsupportedModelError
 from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.sequences.context import Context
 from powerinfer_cpp.core.session import Session
 from powerinfer_cpp.core.state import checkpoint_flags, checkpoints_of
 from powerinfer_cpp.measure import bench

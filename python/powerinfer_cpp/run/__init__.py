@@ -5,9 +5,9 @@ A `Runtime` opens a model with `Options`. `Llama` writes with it by a `Loop`, th
 
 Who owns a sequence of a session, and who may shorten it:
 
-- A `Context` (core/context.py) owns sequence 0 of its session. `Llama` and its `Loop` share it.
-  Every change counts `Context.version` up, so a loop sees what others did between two of its
-  tokens, and makes the sequence its text again.
+- A `Context` (core/sequences/context.py) owns sequence 0 of its session. `Llama` and its `Loop`
+  share it. Every change counts `Context.version` up, so a loop sees what others did between two of
+  its tokens, and makes the sequence its text again.
 - `Sequences` (sequences.py) owns those of a scheduler's session. A text takes one; its positions
   are kept when it ends. Where positions run out, the oldest of these go first, then what a `Keeper`
   holds for files (prefixes.py), then the last text of the sender with the most places.

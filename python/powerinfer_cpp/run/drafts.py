@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from .._native import lib
-from ..core.context import ROWS_KEPT
 from ..core.errors import ContextOverflowError
 from ..core.gguf import Gguf
 from ..core.logits import Ids
 from ..core.model import Model
+from ..core.sequences.context import ROWS_KEPT
 from ..core.session import Session
 from .sequences import Sequences
 from .sequences import fields as fields_of

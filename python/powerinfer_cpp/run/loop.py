@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.context import Context
 from ..core.errors import OutOfMemoryError
+from ..core.sequences.context import Context
 from ..core.session import as_tokens
 from ..core.state import BaseLlamaCache, LlamaRAMCache, checkpoints_of
 from ..core.stats import Meter

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ..core import options
 from ..core.checks import function, whole, whole_or_none
-from ..core.context import ROWS_KEPT
-from ..core.embedding import check_pooling
 from ..core.gguf import Gguf
+from ..core.sequences.context import ROWS_KEPT
+from ..core.sequences.embedding import check_pooling
 from ..text import chat
 from .drafts import DraftFile, LlamaDraftModel, LlamaDraftMtp
 

@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from ..core import options
-from ..core.adapters import Adapters
 from ..core.checks import whole_or_none
-from ..core.context import Context
-from ..core.embedding import Embedder, embedding_fields, pooling_of, require_pooling
 from ..core.log import logger
 from ..core.model import Model
 from ..core.plan import memory_plan
 from ..core.sampler import Samplers
+from ..core.sequences.adapters import Adapters
+from ..core.sequences.context import Context
+from ..core.sequences.embedding import Embedder, embedding_fields, pooling_of, require_pooling
 from ..core.state import REPLAYED
 from ..text.answers import Plan
 from ..text.completion import stop_bytes

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..core.embedding import MEAN, POOLINGS, Embedder
 from ..core.errors import RequestError, about_request
 from ..core.logits import LogitsProcessor, StoppingCriteria
 from ..core.model import release
 from ..core.sampling import Sampling
+from ..core.sequences.embedding import MEAN, POOLINGS, Embedder
 from ..core.session import Session
 from ..run.engine import Engine
 from ..run.options import Options

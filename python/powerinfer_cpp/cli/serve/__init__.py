@@ -3,8 +3,8 @@
 import argparse
 import ipaddress
 
-from ...core.embedding import CLS, LAST, MEAN
 from ...core.options import MOST_GIB
+from ...core.sequences.embedding import CLS, LAST, MEAN
 from ...run.context_size import ENOUGH
 from .. import chat_options, llama_server
 from ..common import (

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._native import ffi, lib
-from .errors import check, encoded
-from .model import Model
-from .session import Session
+from ..._native import ffi, lib
+from ..errors import check, encoded
+from ..model import Model
+from ..session import Session
 
 
 class LoraAdapter:

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from .._native import lib
+from ..._native import lib
+from ..errors import ContextOverflowError, ModelFormatError, OutOfMemoryError
+from ..model import Model, release
+from ..session import Session
+from ..state import NUMERICS, STATE_VERSION, LlamaState, checkpoint_flags, parting
+from ..work import Work
 from .adapters import Adapters
-from .errors import ContextOverflowError, ModelFormatError, OutOfMemoryError
-from .model import Model, release
-from .session import Session
-from .state import NUMERICS, STATE_VERSION, LlamaState, checkpoint_flags, parting
-from .work import Work
 
 # Rows per engine call whose logits can be kept, if only some calls need all of them.
 ROWS_KEPT = 32

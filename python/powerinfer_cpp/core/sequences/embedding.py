@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import ContextOverflowError, UnsupportedModelError
+from ..model import Model
+from ..session import Session
 from .adapters import Adapters
-from .errors import ContextOverflowError, UnsupportedModelError
-from .model import Model
-from .session import Session
 
 POOLINGS = NONE, MEAN, CLS, LAST = 0, 1, 2, 3  # llama.cpp's numbers; -1: as the file says
 

@@ -1,0 +1,1 @@
+"""What is computed for sequences of a session: tokens, embeddings, both with adapters."""
