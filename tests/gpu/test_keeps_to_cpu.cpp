@@ -67,9 +67,13 @@ void test_scores_and_rotations() {
     model->weights.push_back(sinks);
     CHECK(says(keeps_to_cpu(*model, 0), "attention sinks"));
     model->weights.pop_back();
-    model->config.activation = ggml::Activation::swiglu_oai;
+    for (Layer& layer : model->layers) {
+        layer.find<FeedForward>()->activation = ggml::Activation::swiglu_oai;
+    }
     CHECK(says(keeps_to_cpu(*model, 0), "the activation swiglu_oai"));
-    model->config.activation = ggml::Activation::relu;
+    for (Layer& layer : model->layers) {
+        layer.find<FeedForward>()->activation = ggml::Activation::relu;
+    }
     attention.growth = 0.1;
     CHECK(says(keeps_to_cpu(*model, 0), "grow with the position"));
     attention.growth = 0;
@@ -162,10 +166,10 @@ void test_norms_of_heads() {
     }
     const auto model = inspected(d, session_params());
     CHECK(keeps_to_cpu(*model, 1).empty());
-    model->config.norm = Config::Norm::layer;
+    for (Layer& layer : model->layers) layer.find<Attention>()->norm = Norm::layer;
     CHECK(says(keeps_to_cpu(*model, 1), "a LayerNorm over each head"));
     const auto without = inspected(tiny::describe(Shape{}), session_params());
-    without->config.norm = Config::Norm::layer;
+    without->config.norm = Norm::layer;
     CHECK(keeps_to_cpu(*without, 1).empty() && !KeptToCpu(*without).head());
     without->config.norm_bias = false;
     CHECK(says(keeps_to_cpu(*without, 1), "LayerNorm without bias"));

@@ -285,6 +285,48 @@ void test_rows_that_begin_a_page() {
     }
 }
 
+// Layers with a window on the device, whose pages there hold no more than what it needs: the bits
+// are those of a session that keeps all positions, and saved states go to either and to the CPU.
+void test_windows() {
+    Description d = tiny::describe([] {
+        Shape shape = by_neuron(DType::F32);
+        shape.window = 50;
+        return shape;
+    }());
+    d.keys["llama.context_length"] = uint32_t(640);
+    d.keys["llama.attention.sliding_window_pattern"] = std::vector<int32_t>{1, 0, 1};
+    const std::string path = folder / "windows.gguf";
+    tiny::write(d, path);
+    pi_session_params params = session_params(1, 32);
+    params.n_ctx = params.n_batch = 640, params.n_seq = 2;
+    const Range range = budgets(path, params);
+    const auto model = load_on(path, range.most, params);
+    CHECK(model->device_layers() == 3);
+    const Tokens tokens = random_tokens(600, 3), rest = random_tokens(30, 4);
+    const auto run = [&](int64_t n_kv_old) {
+        pi_session_params how = params;
+        how.n_kv_old = n_kv_old;
+        Session session(model, how);
+        const std::vector<KvClass>& classes = session.sequences().kv().classes();
+        CHECK(classes.size() == 2 && classes[1].n_pages == (n_kv_old ? 20 : 6));
+        Floats out = logits(session, tokens, 100);
+        session.copy(0, 1, 590);
+        for (const int32_t seq : {1, 0}) {
+            const Floats more = logits(session, rest, 7, SIZE_MAX, seq);
+            out.insert(out.end(), more.begin(), more.end());
+        }
+        std::vector<uint8_t> state(size_t(state_size(session, 1)));
+        save_state(session, 1, state.data());
+        session.truncate(0, 0);
+        load_state(session, 0, state.data(), state.size());
+        const Floats more = logits(session, {rest[0]}, 1);
+        out.insert(out.end(), more.begin(), more.end());
+        return out;
+    };
+    const Floats tight = run(0);
+    CHECK(same(tight, run(-1)) && same(tight, run(INT64_MAX)));
+}
+
 // Prompts of two sequences in one call, then generated tokens of both: every row has the bits that
 // it has by itself.
 void test_batches() {
@@ -452,6 +494,7 @@ const Group kGroups[] = {
     {"figures", test_figures},
     {"pages", test_pages},
     {"rows that begin a page", test_rows_that_begin_a_page},
+    {"windows", test_windows},
     {"long context", test_long_context},
     {"stops", test_stops},
     {"refusals", test_refusals},
