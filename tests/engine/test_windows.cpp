@@ -400,6 +400,36 @@ void test_rest() {
     CHECK(known(3) && known(1));
 }
 
+// A sequence that has lost its window goes on at its end if a checkpoint of another one is there.
+void test_checkpoint_at_the_end() {
+    const auto model = load(windowed(3, {1, 0, 1}, 50));
+    const Tokens tokens = random_tokens(230, 1);
+    const Floats expected = [&] {
+        Session whole(model, params_of(INT64_MAX, 1));
+        return logits(whole, tokens, 640);
+    }();
+    pi_session_params params = params_of(0, 4);
+    params.n_active = 2;
+    Session session(model, params);
+    const auto text = [&](int32_t seq, const Tokens& ids, int64_t checkpoint = -1) {
+        Rows rows;
+        rows.add(seq, ids, checkpoint);
+        return rows.eval(session);
+    };
+    text(0, {tokens.begin(), tokens.begin() + 200});
+    session.rest(0, true);
+    text(1, random_tokens(200, 2));
+    text(2, random_tokens(40, 3)), text(2, random_tokens(160, 4));
+    CHECK(!session.sequences().find(0, 200).has_value());
+    session.truncate(1, 0), session.truncate(2, 0);
+    text(1, {tokens.begin(), tokens.begin() + 210}, 200);
+    CHECK(matching(session, {tokens.begin(), tokens.begin() + 200}) == 200);
+    session.truncate(0, 200);  // which it has already
+    const Floats got = text(0, {tokens.begin() + 200, tokens.end()});
+    CHECK(same(got, {expected.begin() + 200 * tiny::kVocab, expected.end()}));
+    CHECK(pages_add_up(session.sequences()));
+}
+
 // Parts of a sequence whose windows were given up, and those of another one that has them.
 void test_parts() {
     const auto model = load(windowed(3, {1, 0, 1}, 50));
@@ -434,6 +464,7 @@ int main() {
     test_pools();
     test_refusals();
     test_rest();
+    test_checkpoint_at_the_end();
     test_parts();
     return check::summary("test_windows");
 }

@@ -3,28 +3,15 @@
 #include <algorithm>
 
 #include "ggml/sizes.h"
+#include "memory/states.h"
 
 namespace powerinfer {
-
-namespace {
-
-const Attention* attention_of(const Layer& layer) {
-    return layer.find<Attention>();
-}
-
-// Does the model fold positions into states?
-bool has_states(const std::vector<Layer>& layers) {
-    return std::any_of(layers.begin(), layers.end(),
-                       [](const Layer& layer) { return state_sizes(layer).state > 0; });
-}
-
-}  // namespace
 
 std::vector<KvClass> kv_classes(const std::vector<Layer>& layers) {
     // A layer keeps what those see that read its keys and values.
     std::vector<int64_t> window(layers.size(), 0);
     for (size_t i = 0; i < layers.size(); i++) {
-        const Attention* a = attention_of(layers[i]);
+        const Attention* a = layers[i].find<Attention>();
         if (!a) continue;
         if (a->kv_of < 0) {
             window[i] = a->window;
@@ -35,7 +22,7 @@ std::vector<KvClass> kv_classes(const std::vector<Layer>& layers) {
     }
     std::vector<KvClass> classes(1);
     for (size_t i = 0; i < layers.size(); i++) {
-        const Attention* a = attention_of(layers[i]);
+        const Attention* a = layers[i].find<Attention>();
         if (!a || a->kv_of >= 0) continue;
         auto of = std::find_if(classes.begin(), classes.end(),
                                [&](const KvClass& c) { return c.window == window[i]; });
@@ -47,7 +34,7 @@ std::vector<KvClass> kv_classes(const std::vector<Layer>& layers) {
 
 std::vector<KvClass> kv_classes(const std::vector<Layer>& layers, const pi_session_params& p) {
     std::vector<KvClass> classes = kv_classes(layers);
-    const int64_t checkpoints = has_states(layers) ? p.n_checkpoints : 0;
+    const int64_t checkpoints = StateLayout(layers) ? p.n_checkpoints : 0;
     const int64_t all = pages_of(p.n_kv) + checkpoints;
     for (KvClass& c : classes) {
         c.n_pages = all;
@@ -62,7 +49,7 @@ std::vector<KvClass> kv_classes(const std::vector<Layer>& layers, const pi_sessi
 }
 
 std::vector<KvRun> kv_runs(const Layer& layer, ggml::DType type) {
-    const Attention* a = attention_of(layer);
+    const Attention* a = layer.find<Attention>();
     if (!a || a->kv_of >= 0) return {};
     const auto run = [&](bool keys, int64_t width) {
         return KvRun{keys, a->n_head_kv, width, kKvPage * ggml::info(type).size(width)};
@@ -81,7 +68,8 @@ KvLayout::KvLayout(const std::vector<Layer>& layers, const std::vector<KvClass>&
         for (const int64_t i : classes[kind].layers) {
             if (i < begin || i >= end) continue;
             Place& place = places_[size_t(i - begin)];
-            place = {int64_t(kind), of.page_bytes, 0, attention_of(layers[size_t(i)])->v_head_dim,
+            place = {int64_t(kind), of.page_bytes, 0,
+                     layers[size_t(i)].find<Attention>()->v_head_dim,
                      kv_runs(layers[size_t(i)], type)};
             for (const KvRun& run : place.runs) place.bytes += run.n_head * run.bytes;
             of.page_bytes += place.bytes;

@@ -94,6 +94,11 @@ void Sequences::wake(const int64_t* added) {
     }
 }
 
+void Sequences::restore_end(int32_t seq) {
+    const Known known = *find(seq, length(seq));
+    if (known.checkpoint >= 0) copy(seq, seq, length(seq), known);
+}
+
 ggml::KvSlot Sequences::next_slot(int64_t kind, int32_t seq) {
     const int64_t position = length(seq), at = position % kKvPage;
     PagePool& pool = kv_.pool(kind);

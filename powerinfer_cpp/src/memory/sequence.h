@@ -62,6 +62,9 @@ class Sequences {
     // changes nothing, if more than n_active ones with positions did not rest then, and there is
     // not room for the windows of all.
     void wake(const int64_t* added);
+    // A sequence whose end a checkpoint alone knows, since its own window or state was given up,
+    // takes them from there. find() must know its end.
+    void restore_end(int32_t seq);
 
     // Appends a position. place(kind, slot) gets the place of its keys and values in each class. A
     // page shared with other sequences is copied first. Requires length(seq) < n_ctx(), free pages

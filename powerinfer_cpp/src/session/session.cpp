@@ -151,6 +151,9 @@ std::vector<int64_t> Session::check(const pi_batch& b) {
     }
     sequences_.require_pages("these rows", sequences_.pages_for(added.data()), 0);
     sequences_.wake(added.data());
+    for (int32_t i = 0; i < params.n_seq; i++) {
+        if (added[size_t(i)]) sequences_.restore_end(i);
+    }
     return added;
 }
 
@@ -274,6 +277,7 @@ Guess Session::guess(int32_t seq, int32_t token) {
     require_room(n + 1);
     sequences_.require_pages("a guess", sequences_.pages_for(added.data()), 0);
     sequences_.wake(added.data());
+    sequences_.restore_end(seq);
     context.threads.limit(params.n_threads);
     const States& states = sequences_.states();
     const float* const row =
