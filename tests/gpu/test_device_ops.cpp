@@ -304,7 +304,7 @@ void test_attention() {
         scratch.blocks = int(device_attention_blocks(length)) + 1;  // more than are needed
         const Array<float> sums(size_t(n * n_head * scratch.blocks * (dim + 2)));
         scratch.sums = sums.get();
-        ops.attention(stream(), device, n_head, 0.125f, device_ranges.get(), n, device_q.get(),
+        ops.attention(stream(), device, n_head, {0.125f}, device_ranges.get(), n, device_q.get(),
                       scratch, out.get());
         Floats expected(q.size());
         const AttentionSizes most = {n_head, dim, dim, n_head * dim};

@@ -161,6 +161,26 @@ struct DeviceExchange {
 };
 constexpr uint32_t kReleased = 0xffffffff;
 
+// The experts that rows have chosen. A pair is a row with one of its experts: pair n_used * t + k
+// is row t with the k-th of its experts, in ascending order.
+struct DeviceChoice {
+    int32_t* expert = nullptr;  // [rows, n_used], ascending in each row
+    float* weight = nullptr;    // [rows, n_used]
+    // The pairs of expert e are pair[first[e]] to pair[first[e + 1] - 1], ascending.
+    int32_t* first = nullptr;  // [n_expert + 1]
+    int32_t* pair = nullptr;   // [rows * n_used]
+    float* room = nullptr;     // [rows, n_expert]: scratch
+    int rows = 0, n_used = 0, n_expert = 0;
+
+    int pairs() const { return rows * n_used; }
+};
+// Which experts of a layer are on the device: each in a frame. Frames have the matrices of an
+// expert at the same offsets and lie `stride` bytes apart.
+struct DeviceFrames {
+    const int32_t* frame = nullptr;  // [n_expert]: of each expert; -1: it is not here
+    int64_t stride = 0;
+};
+
 struct DeviceOps {
 #define DEVICE_OP(name, ...) void (*name)(DeviceStream*, __VA_ARGS__);
 #include "ggml/device_ops.inc"

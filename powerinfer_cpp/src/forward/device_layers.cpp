@@ -133,7 +133,7 @@ void DeviceForward::launch_attention(int64_t i, const Kind& kind) {
     DeviceInput attended = s.attended;
     attended.cols = int(a.out_dim());
     for (int64_t t = 0; t < kind.rows; t += s.attention_rows) {
-        ops_.attention(stream_.get(), kv, int(a.n_head), a.scale,
+        ops_.attention(stream_.get(), kv, int(a.n_head), {a.scale},
                        s.step.rows + (i - first_) * kind.rows + t,
                        int(std::min(s.attention_rows, kind.rows - t)), s.q + t * a.q_dim(), sums,
                        attended.x + t * a.out_dim());

@@ -55,8 +55,8 @@ void store_kv(DeviceStream* stream, const KvLayer&, const KvSlot*, int, const fl
               const float*) {
     put(stream, 1, 0);
 }
-void attention(DeviceStream* stream, const KvLayer& kv, int, float, const DeviceAttentionRow* rows,
-               int n, const float*, const DeviceAttentionScratch&, float*) {
+void attention(DeviceStream* stream, const KvLayer& kv, int, const AttentionScores&,
+               const DeviceAttentionRow* rows, int n, const float*, const DeviceAttentionScratch&, float*) {
     const double position = double(2 * kv.n_head_kv * kv.key_bytes());
     of(stream).put(kAttention, [=](Timeline& t) {
         int64_t positions = 0;
@@ -67,6 +67,27 @@ void attention(DeviceStream* stream, const KvLayer& kv, int, float, const Device
 void sketch_scores(DeviceStream* stream, const DeviceSketch& w, const float*, int,
                    const DeviceSketchScratch&, float*) {
     put(stream, kSketch, double(w.rows) * w.cols / 8);
+}
+
+// ---- Mixtures ----------------------------------------------------------------------------------
+
+void route(DeviceStream* stream, const Routing&, float*, const DeviceChoice&) {
+    put(stream, 1, 0);
+}
+void matmul_experts(DeviceStream* stream, const DeviceInput&, const DeviceChoice&,
+                    const DeviceFrames&, const DeviceProduct*, int) {
+    put(stream, 1, 0);
+}
+void publish_experts(DeviceStream* stream, const DeviceInput&, const DeviceChoice&,
+                     const DeviceFrames&, const DeviceExchange&) {
+    put(stream, 1, 0);
+}
+void merge_experts(DeviceStream* stream, const DeviceChoice&, const DeviceFrames&, const float*,
+                   const DeviceExchange&, int, float*) {
+    put(stream, 1, 0);
+}
+void unfold(DeviceStream* stream, const uint8_t*, const DeviceRows&) {
+    put(stream, 1, 0);
 }
 
 // ---- Selection ----------------------------------------------------------------------------------

@@ -184,15 +184,15 @@ void launch_attention(DeviceStream* stream, const KvLayer& layer, int n_head, fl
 
 }  // namespace
 
-void attention(DeviceStream* stream, const KvLayer& layer, int n_head, float scale,
+void attention(DeviceStream* stream, const KvLayer& layer, int n_head, const AttentionScores& how,
                const DeviceAttentionRow* rows, int n, const float* q,
                const DeviceAttentionScratch& scratch, float* out) {
     if (layer.type == DType::F16) {
-        launch_attention<DType::F16>(stream, layer, n_head, scale, rows, n, q, scratch);
+        launch_attention<DType::F16>(stream, layer, n_head, how.scale, rows, n, q, scratch);
     } else if (layer.type == DType::F32) {
-        launch_attention<DType::F32>(stream, layer, n_head, scale, rows, n, q, scratch);
+        launch_attention<DType::F32>(stream, layer, n_head, how.scale, rows, n, q, scratch);
     } else {
-        launch_attention<DType::Q8_0>(stream, layer, n_head, scale, rows, n, q, scratch);
+        launch_attention<DType::Q8_0>(stream, layer, n_head, how.scale, rows, n, q, scratch);
     }
     launch<attention_sum_kernel>(stream, dim3(unsigned(n_head), unsigned(n)), kThreads,
                                  int(layer.head_dim), rows, scratch.blocks, scratch.sums, out);
