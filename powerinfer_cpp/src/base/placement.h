@@ -29,6 +29,8 @@ struct DeviceSplit {
     // Bytes of a piece in which rows of prompts get the neurons of RAM (PromptUpload); 0: the CPU
     // computes these.
     uint64_t piece = 0;
+    // Bytes for experts (FrameShape).
+    uint64_t expert_bytes = 0;
 
     bool has(int64_t layer) const { return layer >= first_layer; }
     bool splits(int64_t layer) const { return has(layer) && !slot[size_t(layer)].empty(); }

@@ -8,6 +8,7 @@
 
 #include "base/budget.h"
 #include "base/placement.h"
+#include "device/expert_frames.h"
 #include "device/prompt_upload.h"
 #include "ggml/device.h"
 #include "ggml/device_ops.h"
@@ -36,6 +37,9 @@ struct DeviceModel {
     // unless a bundled file's rows stay where they are.
     std::vector<std::vector<int32_t>> cold_rows;
     std::unique_ptr<PromptUpload> prompt_upload;  // brings them to the device; null: nobody does
+    FrameShape frames;                            // of the experts of mixtures
+    // Which of them are there changes with the text; null: the layers on the device have none.
+    std::unique_ptr<ExpertFrames> experts;
 
     // A weight by the address of its member in Model; nothing if the device does not have it.
     ggml::DeviceRows matrix(const void* key) const;

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "forward/parts/experts.h"
 #include "forward/parts/neuron_ffn.h"
 
 namespace powerinfer {
@@ -134,13 +135,13 @@ void DeviceForward::count(const Pass& p) {
                          "the device waits no longer",
                          device_.info().id.c_str(), double(device_.longest_wait_ns()) / 1e9));
     }
-    for (int64_t i = first_; i < c.n_layer; i++) {
-        const size_t at = size_t(i - first_) * 3;
+    for (const FeedForward* part : model_.ffns) {
+        if (part->layer < first_ || part->layer >= c.n_layer || part->routed()) continue;
+        const size_t at = size_t(part->layer - first_) * 3;
         const auto did = [&](size_t k) { return int64_t(now[at + k] - counted_[at + k]); };
-        const FeedForward& part = ffn(i);
-        const auto to_part = size_t(part.index);
-        const int64_t all = p.work.batch.n * part.n_ff;
-        const bool dense = !part.blocks[0].neurons.n;
+        const auto to_part = size_t(part->index);
+        const int64_t all = p.work.batch.n * part->n_ff;
+        const bool dense = !part->blocks[0].neurons.n;
         for (ggml::NeuronCounts* to : {&p.counts.neurons[to_part], &p.counts.on_device[to_part]}) {
             to->proposed += dense ? all : did(0);
             to->computed += dense ? all : did(1);
@@ -167,6 +168,7 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
         kind.blocks = std::max(kind.blocks, int(rounded));
     }
     fill_step(p, begin, end);
+    if (on_.experts) on_.experts->begin(stream_.get(), n, batch.generated[begin]);
     const uint64_t step_bytes =
         ggml::carved_bytes<DeviceStep>(model_, params_, model_.device_layers(), n);
     try {
@@ -194,11 +196,14 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
         throw;
     }
     p.counts.transferred += step_bytes;
-    for (int64_t i = first_; i < c.n_layer; i++) {
-        const FeedForward& part = ffn(i);
-        if (masks(i, kind)) p.counts.predicted[size_t(part.index)] += n;
-        if (!cpu_has_part(i, kind)) p.counts.neurons[size_t(part.index)].rows += n;
+    for (const FeedForward* part : model_.ffns) {
+        const int64_t i = part->layer;
+        if (i < first_ || i >= c.n_layer || part->routed()) continue;
+        const bool meets = part == &ffn(i) && cpu_has_part(i, kind);
+        if (masks(i, kind)) p.counts.predicted[size_t(part->index)] += n;
+        if (!meets) p.counts.neurons[size_t(part->index)].rows += n;
     }
+    if (on_.experts) move_experts(p);
 }
 
 // Copies logits of the kept rows to the CPU, kDeviceResults at a time. If the CPU has the head, it
@@ -340,11 +345,11 @@ void DeviceForward::await(const Pass& p, const DeviceExchange& e) {
 // part: here, or in a graph of its own.
 void DeviceForward::cpu_part_before_merge(const Pass& p, int64_t i, const Kind& kind,
                                           LaunchMode mode) {
-    if (mode == LaunchMode::recorded && p.source.waits()) {
+    if (mode == LaunchMode::recorded && cpu_may_read(p)) {
         end_graph(*recording_);
         device_.begin_capture(stream_.get());
     }
-    if (mode == LaunchMode::recorded || (mode == LaunchMode::by_layer && !p.source.waits())) return;
+    if (mode == LaunchMode::recorded || (mode == LaunchMode::by_layer && !cpu_may_read(p))) return;
     if (mode == LaunchMode::stepwise) device_.wait(stream_.get());
     compute_cpu_part(p, i, kind);
 }
@@ -354,6 +359,7 @@ void DeviceForward::compute_cpu_part(const Pass& p, int64_t i, const Kind& kind)
     const DeviceExchange& e = exchange_[size_t(i - first_)];
     p.check_stop();
     await(p, e);
+    if (ffn(i).routed()) return compute_experts(p, i, kind);
     const bool masked = masks(i, kind);
     const int64_t listed = std::accumulate(e.count, e.count + (masked ? kind.rows : 1), int64_t(0));
     if (listed == 0) {  // the CPU has none of the listed neurons, so the device does not wait
@@ -395,6 +401,47 @@ void DeviceForward::compute_cold(const Pass& p, int64_t i, const Kind& kind) {
     const int32_t next = next_split(i);
     if (next >= 0 && !masks(next, kind)) block.next = first_block(next);
     compute_neurons(p, block, e.sums);
+}
+
+// Computes the chosen experts that the device does not have, and counts those that it has.
+void DeviceForward::compute_experts(const Pass& p, int64_t i, const Kind& kind) {
+    const FeedForward& part = ffn(i);
+    const DeviceExchange& e = exchange_[size_t(i - first_)];
+    ExpertFrames& experts = *on_.experts;
+    const int64_t pairs = kind.rows * part.n_used;
+    int64_t here = 0;
+    for (int64_t k = 0; k < pairs; k++) here += experts.here(part.number(e.ids[k]));
+    experts.used(part, e.ids, pairs);
+    const int64_t n = here * part.n_ff;
+    for (auto* counts : {&p.counts.neurons, &p.counts.on_device}) {
+        ggml::NeuronCounts& to = (*counts)[size_t(part.index)];
+        to = {to.rows + here, to.proposed + n, to.computed + n, to.fired + n};
+    }
+    p.counts.transferred += uint64_t(pairs) * sizeof(int32_t);
+    if (here == pairs) return;  // the device does not wait
+    p.counts.answers++;
+    ggml::SharedInput& x = p.work.read;
+    x.set(e.x, kind.rows, part.columns(n_embd()));
+    answer_experts(
+        p, part, e.ids, [&](int64_t expert) { return !experts.here(part.number(expert)); }, x,
+        e.sums);
+    __atomic_store_n(e.answered, epoch_, __ATOMIC_RELEASE);
+    p.counts.transferred +=
+        uint64_t((kind.rows + pairs - here) * part.columns(n_embd())) * sizeof(float);
+}
+
+// Sends experts that pay to the device, from RAM. They are there for the next rows or the ones
+// after them: nobody waits for copies.
+void DeviceForward::move_experts(const Pass& p) {
+    p.counts.transferred += on_.experts->move([&](int32_t block, const ExpertFrames::Take& take) {
+        const FeedForward& part = *on_.experts->part_of(block);
+        const int64_t expert = block - part.first_block;
+        const Ffn& f = part.blocks[size_t(expert)];
+        if (!p.source.ready(block)) return false;  // only the disk has it
+        const NeuronSource::Matrices w = p.source.matrices(p.context, block, f, 0);
+        take(w.gate, w.up, w.down);
+        return true;
+    });
 }
 
 void DeviceForward::release() {

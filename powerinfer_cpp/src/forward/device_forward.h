@@ -72,20 +72,32 @@ class DeviceForward : public DeviceKv {
     void copy_results(const Pass& p, int64_t begin, const Kind& kind);
 
     // These launch operators, or record them in a graph.
+    friend class DeviceSteps;
     void launch_rows(const Pass& p, const Kind& kind, LaunchMode mode);
     void launch_layer(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode);
     void launch_head(const Kind& kind, int64_t first, int64_t n);
     void launch_logits(const ggml::DeviceInput& normed);
-    void launch_attention(int64_t i, const Kind& kind);
-    void launch_predictor(const Ffn& f);
-    void launch_selection(int64_t i, const Kind& kind);
+    void launch_attention(int64_t i, const Attention& a, const ggml::DeviceInput& x, float* y,
+                          const Kind& kind);
+    void launch_predictor(const Ffn& f, const ggml::DeviceInput& normed);
+    void launch_selection(int64_t i, const ggml::DeviceInput& x, const Kind& kind);
+    void launch_neurons(const Pass& p, int64_t i, const ggml::DeviceInput& x, float* y,
+                        const Kind& kind, LaunchMode mode);
+    void launch_merge(const Pass& p, int64_t i, const ggml::DeviceInput& x, float* y,
+                      const Kind& kind);
     ggml::DeviceNeurons gpu_neurons(int64_t i) const;
     ggml::DeviceFfnScratch ffn_scratch(int64_t i) const;
-    void launch_gpu_neurons(int64_t i);
-    void launch_merge(const Pass& p, int64_t i, const Kind& kind);
     uint64_t upload_cold(const Pass& p, int64_t i, const PromptUpload::Use& use);
-    void launch_matrices(int64_t i);
+    void launch_route(const Router& router, const ggml::DeviceInput& x);
+    // meanwhile() launches what does not need the CPU's part.
+    template <typename F>
+    void launch_experts(const Pass& p, int64_t i, const FeedForward& part,
+                        const ggml::DeviceInput& x, float* y, const Kind& kind, LaunchMode mode,
+                        const F& meanwhile);
+    void launch_matrices(const FeedForward& part, const ggml::DeviceInput& x, float* y);
     void launch_norm(const NormWeights& w, float* x, const ggml::DeviceInput& y);
+    void add_to_stream(const float* y, const Kind& kind);
+    void add_now(const Kind& kind);
     void launch_products(const ggml::DeviceInput& x,
                          std::initializer_list<ggml::DeviceProduct> products);
     // A product with weights that the device finds by the addresses of their members in Model.
@@ -95,13 +107,17 @@ class DeviceForward : public DeviceKv {
     const int32_t* slots(int64_t i) const;
     // Do predictors mask the rows in layer i?
     bool masks(int64_t i, const Kind& kind) const;
-    // The feed-forward part of a layer, and the number of its first block.
-    const FeedForward& ffn(int64_t i) const {
-        return *model_.layers[size_t(i)].find<FeedForward>();
-    }
+    // The feed-forward part of a layer that the CPU may have a part of, and the number of its first
+    // block.
+    const FeedForward& ffn(int64_t i) const { return *model_.ffn_of(i); }
     int32_t first_block(int64_t i) const { return ffn(i).number(0); }
-    // Does the CPU compute neurons of layer i for these rows?
+    int n_embd() const { return int(model_.config.n_embd); }
+    // May the CPU compute neurons or experts of layer i for these rows?
     bool cpu_has_part(int64_t i, const Kind& kind) const;
+    // May it have to wait for the disk?
+    static bool cpu_may_read(const Pass& p) {
+        return p.source.waits() || p.source.pages_experts();
+    }
     // The next layer whose neurons are split, or -1.
     int32_t next_split(int64_t i) const;
     template <typename F>
@@ -112,6 +128,9 @@ class DeviceForward : public DeviceKv {
     // The CPU's part of a layer: waits for the published input, computes, sends the sums.
     void compute_cpu_part(const Pass& p, int64_t i, const Kind& kind);
     void compute_cold(const Pass& p, int64_t i, const Kind& kind);
+    void compute_experts(const Pass& p, int64_t i, const Kind& kind);
+    // Copies of experts, between the rows of two passes.
+    void move_experts(const Pass& p);
     void await(const Pass& p, const ggml::DeviceExchange& e);
     // After an error: ends all waits on the device, and waits until it has come to rest.
     void release();

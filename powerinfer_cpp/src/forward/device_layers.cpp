@@ -1,10 +1,11 @@
-// The operators of a forward pass on a device, layer by layer: what walk.h and parts/ are for
-// the CPU.
+// The operators of a forward pass on a device: the steps of walk.h, as cpu_layer.cpp and parts/ are
+// for the CPU.
 #include <algorithm>
 
 #include "forward/device_forward.h"
 #include "forward/parts/neuron_ffn.h"
 #include "forward/parts/predictor.h"
+#include "forward/walk.h"
 #include "storage/neurons/stored_segments.h"
 
 namespace powerinfer {
@@ -32,10 +33,7 @@ void DeviceForward::launch_rows(const Pass& p, const Kind& kind, LaunchMode mode
         launch_logits(s.normed);
         return;
     }
-    for (const float* y : added_) {
-        if (y) ops_.add(stream_.get(), s.step.x, y, kind.rows * c.n_embd);
-    }
-    added_[0] = added_[1] = nullptr;
+    add_now(kind);
     if (head_) launch_head(kind, 0, std::min<int64_t>(kDeviceResults, kind.kept));
 }
 
@@ -58,32 +56,109 @@ void DeviceForward::launch_logits(const DeviceInput& normed) {
     launch_products(normed, {{w, scratch_.result_logits, nullptr}});
 }
 
-// x += attention(norm(x)); x += ffn(norm(x)), see walk.h. The neurons of the CPU are asked for
-// as early as the input of the FFN is known.
+// The steps of walk.h. What is added to the stream waits for the norm that reads the stream next,
+// which adds it by the way. Attention whose result waits for the next part's is launched in the
+// midst of that part: the CPU gets its neurons first, and computes them meanwhile.
+class DeviceSteps {
+ public:
+    using Rows = float*;
+
+    DeviceSteps(DeviceForward& on, const Pass& p, int64_t layer, const DeviceForward::Kind& kind,
+                DeviceForward::LaunchMode mode)
+        : on_(on), s_(on.scratch_), p_(p), layer_(layer), kind_(kind), mode_(mode) {}
+
+    void begin(const LayerPart& part) { waits_ = part.add == LayerPart::Add::with_next; }
+    void read(const std::optional<NormWeights>& norm) {
+        // Attention that has not been launched reads the other rows.
+        x_ = !norm ? &s_.residual : attention_ ? &s_.ffn_normed : &s_.normed;
+        if (norm) return on_.launch_norm(*norm, s_.step.x, *x_);
+        on_.add_now(kind_);
+        on_.ops_.quantise(on_.stream_.get(), s_.residual);
+    }
+    float* stream() const { return s_.step.x; }
+    float* room(bool waits) const { return waits ? s_.ffn_out : s_.out; }
+
+    void route(const Router& router, const FeedForward&, size_t) {
+        launch_attention();
+        on_.launch_route(router, *x_);
+    }
+    void feed(const FeedForward& f, float* y, const FeedForward* beside, float* y_beside) {
+        const bool by_neuron = f.blocks[0].neurons.n > 0;
+        if (by_neuron) on_.launch_selection(layer_, *x_, kind_);
+        launch_attention();
+        if (f.routed()) {
+            on_.launch_experts(p_, layer_, f, *x_, y, kind_, mode_, [&] {
+                if (beside) on_.launch_matrices(*beside, *x_, y_beside);
+            });
+        } else if (by_neuron) {
+            on_.launch_neurons(p_, layer_, *x_, y, kind_, mode_);
+        } else {
+            on_.launch_matrices(f, *x_, y);
+        }
+    }
+    void compute(const Attention& a, float* y) {
+        attention_ = &a;
+        attention_x_ = x_;
+        attention_y_ = y;
+        if (!waits_) launch_attention();
+    }
+    template <typename T>
+    void compute(const T&, float*) {
+        throw Error(Code::internal, "a device has no operators for this part");  // keeps_to_cpu()
+    }
+
+    void norm(float* y, const NormWeights& w) {
+        launch_attention();
+        on_.launch_norm(w, y, {y, nullptr, nullptr, kind_.rows, on_.n_embd()});
+    }
+    void scale(float*, float) {
+        throw Error(Code::internal, "a device does not scale what parts give");  // keeps_to_cpu()
+    }
+    void add(float* to, const float* y) {
+        launch_attention();
+        if (to == stream()) return on_.add_to_stream(y, kind_);
+        on_.ops_.add(on_.stream_.get(), to, y, int64_t(kind_.rows) * on_.n_embd());
+    }
+
+ private:
+    void launch_attention() {
+        if (!attention_) return;
+        on_.launch_attention(layer_, *std::exchange(attention_, nullptr), *attention_x_,
+                             attention_y_, kind_);
+    }
+
+    DeviceForward& on_;
+    const DeviceScratch& s_;
+    const Pass& p_;
+    const int64_t layer_;
+    const DeviceForward::Kind& kind_;
+    const DeviceForward::LaunchMode mode_;
+    const DeviceInput* x_ = nullptr;  // what parts read
+    bool waits_ = false;              // what the part gives is added with the next one's
+    const Attention* attention_ = nullptr;  // that is still to be launched
+    const DeviceInput* attention_x_ = nullptr;
+    float* attention_y_ = nullptr;
+};
+
 void DeviceForward::launch_layer(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode) {
-    // keeps_to_cpu() has left attention and then a block, each behind a norm of the stream.
-    const auto& parts = model_.layers[size_t(i)].parts;
-    const bool parallel = parts[0].add == LayerPart::Add::with_next;
-    DeviceScratch& s = scratch_;
-    launch_norm(*parts[0].norm, s.step.x, s.normed);
-    if (!parallel) {
-        launch_attention(i, kind);
-        added_[0] = s.out;
+    DeviceSteps steps(*this, p, i, kind, mode);
+    walk(model_.layers[size_t(i)], steps);
+    const bool after = mode == LaunchMode::by_layer && !cpu_may_read(p);
+    if (after && cpu_has_part(i, kind)) compute_cpu_part(p, i, kind);
+}
+
+// x += y, with the next norm of the stream if it has room for that.
+void DeviceForward::add_to_stream(const float* y, const Kind& kind) {
+    if (added_[1]) add_now(kind);
+    added_[added_[0] ? 1 : 0] = y;
+}
+
+// What is still to be added to the stream.
+void DeviceForward::add_now(const Kind& kind) {
+    for (const float*& y : added_) {
+        if (y) ops_.add(stream_.get(), scratch_.step.x, y, int64_t(kind.rows) * n_embd());
+        y = nullptr;
     }
-    launch_norm(*parts[1].norm, s.step.x, s.ffn_normed);
-    const bool by_neuron = ffn(i).blocks[0].neurons.n > 0, cpu_part = cpu_has_part(i, kind);
-    if (by_neuron) launch_selection(i, kind);
-    if (parallel) launch_attention(i, kind);
-    if (by_neuron) {
-        launch_gpu_neurons(i);
-        if (cpu_part) cpu_part_before_merge(p, i, kind, mode);
-        launch_merge(p, i, kind);
-    } else {
-        launch_matrices(i);
-    }
-    added_[0] = s.ffn_out;
-    added_[1] = parallel ? s.out : nullptr;
-    if (cpu_part && mode == LaunchMode::by_layer && !p.source.waits()) compute_cpu_part(p, i, kind);
 }
 
 // y = norm(x), after what is still to be added to x.
@@ -109,11 +184,11 @@ void DeviceForward::launch_products(const DeviceInput& x,
 }
 
 // out = Wo . attention(Wq . x, Wk . x, Wv . x)
-void DeviceForward::launch_attention(int64_t i, const Kind& kind) {
+void DeviceForward::launch_attention(int64_t i, const Attention& a, const DeviceInput& x, float* y,
+                                     const Kind& kind) {
     const Config& c = model_.config;
-    const Attention& a = *model_.layers[size_t(i)].find<Attention>();
     DeviceScratch& s = scratch_;
-    launch_products(s.normed, {product(a.q, s.q, a.q_bias), product(a.k, s.k, a.k_bias),
+    launch_products(x, {product(a.q, s.q, a.q_bias), product(a.k, s.k, a.k_bias),
                                product(a.v, s.v, a.v_bias)});
     const int n_pairs = a.rope < 0 ? 0 : int(c.ropes[size_t(a.rope)].n_rot / 2);
     const ggml::RopePairs pairs = a.rope < 0 ? c.rope_pairs : c.ropes[size_t(a.rope)].pairs;
@@ -139,14 +214,14 @@ void DeviceForward::launch_attention(int64_t i, const Kind& kind) {
                        attended.x + t * a.out_dim());
     }
     ops_.quantise(stream_.get(), attended);
-    launch_products(attended, {product(a.o, s.out, a.o_bias)});
+    launch_products(attended, {product(a.o, y, a.o_bias)});
 }
 
 // score = the predictor's, see predict() in predictor.cpp.
-void DeviceForward::launch_predictor(const Ffn& f) {
+void DeviceForward::launch_predictor(const Ffn& f, const DeviceInput& normed) {
     const Config& c = model_.config;
     DeviceScratch& s = scratch_;
-    const DeviceInput& x = c.predict_from_normed ? s.ffn_normed : s.residual;
+    const DeviceInput& x = c.predict_from_normed ? normed : s.residual;
     if (f.signs) {
         const DeviceRows signs = on_.matrix(&f.signs);
         const ggml::DeviceSketch sketch{signs.rows, int(c.n_embd), signs.data,
@@ -164,12 +239,12 @@ void DeviceForward::launch_predictor(const Ffn& f) {
 
 // Lists the neurons of the rows, and publishes those of the CPU. Unless rows are masked, these are
 // all that it has, and need no list.
-void DeviceForward::launch_selection(int64_t i, const Kind& kind) {
+void DeviceForward::launch_selection(int64_t i, const DeviceInput& x, const Kind& kind) {
     const FeedForward& part = ffn(i);
     const Ffn& f = part.blocks[0];
     DeviceScratch& s = scratch_;
     const bool masked = masks(i, kind);
-    if (masked) launch_predictor(f);
+    if (masked) launch_predictor(f, x);
     const bool all = !masked || params_.sparse != PI_SPARSE_AUTO || f.unpredicted.empty();
     s.lists.rows = masked ? kind.rows : 1;
     s.lists.n = int(part.n_ff);
@@ -178,7 +253,7 @@ void DeviceForward::launch_selection(int64_t i, const Kind& kind) {
     if (!cpu_has_part(i, kind)) return;
     DeviceExchange exchange = exchange_[size_t(i - first_)];
     if (!masked) exchange.ids = nullptr;
-    ops_.publish(stream_.get(), s.ffn_normed, s.lists, exchange);
+    ops_.publish(stream_.get(), x, s.lists, exchange);
 }
 
 bool DeviceForward::masks(int64_t i, const Kind& kind) const {
@@ -186,6 +261,7 @@ bool DeviceForward::masks(int64_t i, const Kind& kind) const {
 }
 
 bool DeviceForward::cpu_has_part(int64_t i, const Kind& kind) const {
+    if (ffn(i).routed()) return !on_.experts->all(ffn(i));
     return on_.split.splits(i) && !kind.uploads_cold;
 }
 
@@ -225,15 +301,20 @@ ggml::DeviceFfnScratch DeviceForward::ffn_scratch(int64_t i) const {
     return scratch;
 }
 
-// The sums of the listed neurons that the device has.
-void DeviceForward::launch_gpu_neurons(int64_t i) {
+// The listed neurons of both halves.
+void DeviceForward::launch_neurons(const Pass& p, int64_t i, const DeviceInput& x, float* y,
+                                   const Kind& kind, LaunchMode mode) {
     const ggml::DeviceNeurons w = gpu_neurons(i);
-    if (w.up.rows == 0) return;
-    ops_.partial_ffn(stream_.get(), w, scratch_.ffn_normed, scratch_.lists, ffn_scratch(i));
+    if (w.up.rows > 0) {
+        ops_.partial_ffn(stream_.get(), w, x, scratch_.lists, ffn_scratch(i));
+    }
+    if (cpu_has_part(i, kind)) cpu_part_before_merge(p, i, kind, mode);
+    launch_merge(p, i, x, y, kind);
 }
 
-// ffn_out = what the listed neurons of both halves send down, and the bias.
-void DeviceForward::launch_merge(const Pass& p, int64_t i, const Kind& kind) {
+// y = what the listed neurons of both halves send down, and the bias.
+void DeviceForward::launch_merge(const Pass& p, int64_t i, const DeviceInput& x, float* y,
+                                 const Kind& kind) {
     const Ffn& f = ffn(i).blocks[0];
     DeviceScratch& s = scratch_;
     const float* bias = on_.vector(&f.neurons.down_bias);
@@ -241,17 +322,17 @@ void DeviceForward::launch_merge(const Pass& p, int64_t i, const Kind& kind) {
                                 int(model_.config.n_embd)};
     if (cpu_has_part(i, kind)) {
         ops_.merge_answer(stream_.get(), sums, s.lists, exchange_[size_t(i - first_)], bias,
-                          s.ffn_out);
+                          y);
         return;
     }
     if (!on_.split.splits(i)) {
-        ops_.merge(stream_.get(), sums, nullptr, bias, s.ffn_out);
+        ops_.merge(stream_.get(), sums, nullptr, bias, y);
         return;
     }
     const float* so_far = nullptr;
     if (on_.matrix(&f.neurons.up).rows > 0) {
-        ops_.merge(stream_.get(), sums, nullptr, nullptr, s.ffn_out);
-        so_far = s.ffn_out;
+        ops_.merge(stream_.get(), sums, nullptr, nullptr, y);
+        so_far = y;
     }
     const auto add_piece = [&](ggml::DeviceNeurons piece, bool last) {
         p.check_stop();
@@ -259,9 +340,9 @@ void DeviceForward::launch_merge(const Pass& p, int64_t i, const Kind& kind) {
         ggml::DeviceLists lists = s.lists;
         lists.n = piece.n;
         ops_.select(stream_.get(), nullptr, 0, nullptr, nullptr, lists);  // all of them
-        ops_.partial_ffn(stream_.get(), piece, s.ffn_normed, lists, ffn_scratch(i));
-        ops_.merge(stream_.get(), sums, so_far, last ? bias : nullptr, s.ffn_out);
-        so_far = s.ffn_out;
+        ops_.partial_ffn(stream_.get(), piece, x, lists, ffn_scratch(i));
+        ops_.merge(stream_.get(), sums, so_far, last ? bias : nullptr, y);
+        so_far = y;
     };
     p.counts.transferred += upload_cold(p, i, add_piece);
 }
@@ -290,20 +371,62 @@ uint64_t DeviceForward::upload_cold(const Pass& p, int64_t i, const PromptUpload
     return moved;
 }
 
-// The same for FFNs that are matrices.
-void DeviceForward::launch_matrices(int64_t i) {
-    const Ffn& f = ffn(i).blocks[0];
+// Chooses the experts of a layer for every row.
+void DeviceForward::launch_route(const Router& router, const DeviceInput& x) {
+    DeviceScratch& s = scratch_;
+    launch_products(x, {product(router.w, s.scores, router.bias)});
+    ggml::Routing how = router.how;
+    how.choice_bias = on_.vector(&router.how.choice_bias);
+    how.expert_scale = on_.vector(&router.how.expert_scale);
+    s.choice.rows = x.rows;
+    s.choice.n_used = int(how.n_used);
+    s.choice.n_expert = int(how.n_expert);
+    ops_.route(stream_.get(), how, s.scores, s.choice);
+}
+
+// y = the sum of what the chosen experts give: those that the device has, and at the same time on
+// the CPU the others.
+template <typename F>
+void DeviceForward::launch_experts(const Pass& p, int64_t i, const FeedForward& part,
+                                   const DeviceInput& x, float* y, const Kind& kind,
+                                   LaunchMode mode, const F& meanwhile) {
+    DeviceScratch& s = scratch_;
+    const ExpertFrames& experts = *on_.experts;
+    const ggml::DeviceFrames frames = experts.frames(part);
+    const DeviceExchange& exchange = exchange_[size_t(i - first_)];
+    const bool meets = cpu_has_part(i, kind);
+    if (meets) ops_.publish_experts(stream_.get(), x, s.choice, frames, exchange);
+    if (experts.any(part)) {
+        DeviceInput fired = s.expert_fired;
+        fired.rows = s.choice.pairs();
+        fired.cols = int(part.n_ff);
+        const bool gated = bool(part.blocks[0].gate);
+        const DeviceProduct first[] = {
+            {experts.matrix(part, 0), fired.x, nullptr},
+            {gated ? experts.matrix(part, 1) : DeviceRows{}, s.expert_up, nullptr}};
+        ops_.matmul_experts(stream_.get(), x, s.choice, frames, first, gated ? 2 : 1);
+        ops_.activation(stream_.get(), part.activation, fired, gated ? s.expert_up : nullptr);
+        const DeviceProduct down{experts.matrix(part, gated ? 2 : 1), s.expert_out, nullptr};
+        ops_.matmul_experts(stream_.get(), fired, s.choice, frames, &down, 1);
+    }
+    meanwhile();
+    if (meets) cpu_part_before_merge(p, i, kind, mode);
+    ops_.merge_experts(stream_.get(), s.choice, frames, s.expert_out, exchange, n_embd(), y);
+}
+
+// y = down . (act(gate . x) * (up . x)), of matrices.
+void DeviceForward::launch_matrices(const FeedForward& part, const DeviceInput& x, float* y) {
+    const Ffn& f = part.blocks[0];
     DeviceScratch& s = scratch_;
     DeviceInput fired = s.fired;
-    fired.cols = int(ffn(i).n_ff);
+    fired.cols = int(part.n_ff);
     if (f.gate) {
-        launch_products(s.ffn_normed,
-                        {product(f.gate, s.fired.x, f.gate_bias), product(f.up, s.up, f.up_bias)});
+        launch_products(x, {product(f.gate, fired.x, f.gate_bias), product(f.up, s.up, f.up_bias)});
     } else {
-        launch_products(s.ffn_normed, {product(f.up, s.fired.x, f.up_bias)});
+        launch_products(x, {product(f.up, fired.x, f.up_bias)});
     }
-    ops_.activation(stream_.get(), ffn(i).activation, fired, f.gate ? s.up : nullptr);
-    launch_products(fired, {product(f.down, s.ffn_out, f.down_bias)});
+    ops_.activation(stream_.get(), part.activation, fired, f.gate ? s.up : nullptr);
+    launch_products(fired, {product(f.down, y, f.down_bias)});
 }
 
 }  // namespace powerinfer

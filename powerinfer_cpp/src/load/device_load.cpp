@@ -39,6 +39,9 @@ void allocate_device(Model& m) {
     on.unpredicted = {*on.device, n, "unpredicted"};
     if (on.split.piece)
         on.prompt_upload = std::make_unique<PromptUpload>(*on.device, on.split.piece);
+    if (on.frames.staged) {
+        on.experts = std::make_unique<ExpertFrames>(*on.device, on.frames, m.ffns);
+    }
 }
 
 void load_device_tables(Model& m) {
@@ -47,7 +50,9 @@ void load_device_tables(Model& m) {
     on.cold.resize(m.layers.size());
     on.cold_rows.resize(m.layers.size());
     for (size_t i = size_t(first); i < m.layers.size(); i++) {
-        const Ffn& f = m.only_ffn(int64_t(i)).blocks[0];
+        const FeedForward* const part = m.ffn_of(int64_t(i));
+        if (!part || part->routed()) continue;
+        const Ffn& f = part->blocks[0];
         const int64_t at = m.neurons_from(first) - m.neurons_from(int64_t(i));
         if (!f.unpredicted.empty()) {
             on.upload(on.unpredicted.get() + at, f.unpredicted.data(), f.unpredicted.size());
@@ -70,6 +75,15 @@ void load_device_tables(Model& m) {
             *bias = on.cold_biases.back().data();
         }
     }
+    if (!on.experts) return;
+    const std::lock_guard<ggml::DeviceCard> lock(on.card);
+    on.experts->fill({}, [&](int32_t block, const ExpertFrames::Take& take) {
+        const FeedForward& part = *on.experts->part_of(block);
+        const Ffn& f = part.blocks[size_t(block - part.first_block)];
+        if (f.up.data == kElsewhere) return false;  // on the disk
+        take(f.gate, f.up, f.down);
+        return true;
+    });
 }
 
 }  // namespace powerinfer

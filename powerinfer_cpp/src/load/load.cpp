@@ -115,6 +115,8 @@ void open_device(Model& model, const pi_model_params& params) {
     model.device = std::make_unique<DeviceModel>(params.device, params.vram_budget);
     const pi_session_params session = kept_session(model, params);
     model.device->split = split_with_device(model, params, session);
+    const DeviceSplit& split = model.device->split;
+    model.device->frames = frame_shape(model, split.first_layer, split.expert_bytes);
     if (model.device_layers() > 0) return;
     const std::string why = keeps_to_cpu(model, model.config.n_layer - 1);
     const std::string said = model.file.gguf.path() + ": no layer is on " + params.device + ": " +
@@ -137,6 +139,10 @@ void plan_memory(Model& m, bool use_mmap, OnDisk stored) {
         for (Tier tier : {Tier::gpu, Tier::ram}) {
             parts.push_back({tier, Part::exchange, -1, 2 * split->piece});
         }
+    }
+    if (const FrameShape& frames = m.device->frames; frames.staged) {
+        parts.push_back({Tier::gpu, Part::cache, -1, frames.device_bytes()});
+        parts.push_back({Tier::ram, Part::exchange, -1, frames.shared_bytes()});
     }
     const uint64_t context = m.device->device->context_bytes();
     if (context) parts.push_back({Tier::gpu, Part::context, -1, context});
@@ -398,7 +404,9 @@ int64_t Model::neurons_from(int64_t layer) const {
 int64_t Model::device_neurons(int64_t layer) const {
     if (!device || !device->split.has(layer)) return 0;
     const std::vector<int32_t>& slot = device->split.slot[size_t(layer)];
-    if (slot.empty()) return only_ffn(layer).n_ff;
+    const FeedForward* const part = ffn_of(layer);
+    if (!part || part->routed()) return 0;
+    if (slot.empty()) return part->n_ff;
     return std::count_if(slot.begin(), slot.end(), [](int32_t at) { return at >= 0; });
 }
 

@@ -82,6 +82,20 @@ DeviceScratch::DeviceScratch(Carver& carver, const Model& model, const pi_sessio
     attention_rows = std::clamp<int64_t>(kDeviceAttentionBytes / row_bytes, 1, n);
     attention.blocks = int(blocks);
     carver.take(attention.sums, {attention_rows, row_floats});
+    if (sizes.n_expert) {
+        int64_t values = 0;  // of the experts of a row
+        for (const FeedForward* part : model.ffns) {
+            if (part->routed()) values = std::max(values, part->n_used * part->n_ff);
+        }
+        for (float** to : {&scores, &choice.room}) carver.take(*to, {n, sizes.n_expert});
+        carver.take(choice.expert, {n, sizes.n_used});
+        carver.take(choice.weight, {n, sizes.n_used});
+        carver.take(choice.pair, {n, sizes.n_used});
+        carver.take(choice.first, {sizes.n_expert + 1});
+        expert_fired = input(carver, n, values);
+        carver.take(expert_up, {n, values});
+        carver.take(expert_out, {n * sizes.n_used, c.n_embd});
+    }
     if (!c.neuron_aware) return;
     lists.n = int(sizes.n_ff);
     for (int32_t** to : {&lists.hot, &lists.cold}) carver.take(*to, {n_lists, sizes.n_ff});
@@ -113,9 +127,14 @@ DeviceShared::DeviceShared(Carver& carver, const Model& model, const pi_session_
     const int64_t n = device_rows(p), n_lists = std::min(n, kDeviceLists);
     carver.take(step, {int64_t(ggml::carved_bytes<DeviceStep>(model, p, n_layers, n))});
     ggml::DeviceExchange all;
-    if (model.config.neuron_aware) {
-        for (float** to : {&all.x, &all.sums}) carver.take(*to, {n, model.config.n_embd});
-        carver.take(all.ids, {n_lists, largest_sizes(model.layers).n_ff});
+    const LargestSizes sizes = largest_sizes(model.layers);
+    const int64_t n_embd = model.config.n_embd;
+    // Of mixtures the CPU gives the results of single experts.
+    const int64_t results = std::max<int64_t>(1, sizes.n_used);
+    if (model.config.neuron_aware || sizes.n_expert) {
+        carver.take(all.x, {n, n_embd});
+        carver.take(all.sums, {n * results, n_embd});
+        carver.take(all.ids, {std::max(n_lists * sizes.n_ff, n * sizes.n_used)});
     }
     for (ggml::DeviceExchange& e : exchange) {
         e = all;

@@ -62,6 +62,11 @@ struct DeviceScratch {
     int64_t attention_rows = 0;  // at a time
     ggml::DeviceLists lists;
     ggml::DeviceFfnScratch ffn;
+    // Of mixtures: scores [n, n_expert], and by pair of a row and an expert.
+    float* scores = nullptr;
+    ggml::DeviceChoice choice;
+    ggml::DeviceInput expert_fired;                           // [pairs, n_ff]
+    float *expert_up = nullptr, *expert_out = nullptr;        // [pairs, n_ff], [pairs, n_embd]
 };
 
 // The most rows at a time, and the scratch memory for any number up to it.

@@ -32,6 +32,7 @@ class Chooser {
             if (const auto* v = std::get_if<Vector>(&w.target)) vectors_.emplace(v->to, &w);
             const int64_t layer = layer_of(w.name);
             if (layer < 0) continue;
+            if (w.chosen) continue;
             if (w.by_neuron()) {
                 for (const DeviceMatrix& matrix : w.device_matrices()) {
                     rows_[size_t(layer)].push_back(matrix);
@@ -156,7 +157,74 @@ class Chooser {
     std::unordered_map<const void*, const WeightSpec*> vectors_;  // by where they go
 };
 
+// Experts of a mixture that a device has operators for.
+bool has_frames(const Model& m, const FeedForward& part, int64_t first) {
+    if (!part.routed() || part.layer < first || part.layer >= m.config.n_layer) return false;
+    return part.blocks[0].neurons.n == 0;
+}
+
+// Gives every class frames for the same share of its experts, in at most `bytes`.
+void divide(FrameShape& shape, uint64_t bytes) {
+    std::vector<int64_t> blocks(shape.card.classes.size());
+    for (size_t i = 0; i < shape.card.class_of.size(); i++) {
+        const int32_t c = shape.card.class_of[i];
+        if (c >= 0) blocks[size_t(c)] += shape.card.before[i + 1] - shape.card.before[i];
+    }
+    constexpr int64_t kSteps = 1 << 20;
+    int64_t good = 0, bad = kSteps + 1;
+    const auto give = [&](int64_t step) {
+        for (size_t c = 0; c < blocks.size(); c++) {
+            shape.card.classes[c].frames = blocks[c] * step / kSteps;
+        }
+    };
+    while (bad - good > 1) {
+        const int64_t middle = good + (bad - good) / 2;
+        give(middle);
+        (shape.device_bytes() <= bytes ? good : bad) = middle;
+    }
+    give(good);
+}
+
 }  // namespace
+
+FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes) {
+    FrameShape shape;
+    shape.matrices.resize(m.ffns.size());
+    shape.card.class_of.assign(m.ffns.size(), -1);
+    for (const FeedForward* part : m.ffns) shape.card.before.push_back(part->first_block);
+    shape.card.before.push_back(m.n_blocks());
+    std::vector<uint64_t> in_ram(m.ffns.size());
+    std::vector<bool> suits(m.ffns.size(), true);
+    for (const WeightSpec& w : m.weights) {
+        if (!w.chosen || w.block != 0 || !has_frames(m, *w.of, first)) continue;
+        std::vector<FrameShape::Matrix>& matrices = shape.matrices[size_t(w.of->index)];
+        const DeviceMatrix matrix = w.device_matrices()[0];
+        uint64_t begin = 0;
+        if (!matrices.empty()) {
+            const FrameShape::Matrix& last = matrices.back();
+            begin = last.offset + DeviceMatrix{nullptr, last.type, last.cols, false}.bytes(last.rows);
+        }
+        matrices.push_back({matrix.type, w.rows, matrix.cols, begin});
+        in_ram[size_t(w.of->index)] += w.bytes(w.rows);
+        if (!w.suits_device()) suits[size_t(w.of->index)] = false;
+    }
+    for (size_t i = 0; i < m.ffns.size(); i++) {
+        const std::vector<FrameShape::Matrix>& matrices = shape.matrices[i];
+        if (matrices.empty() || !suits[i]) continue;
+        const FrameShape::Matrix& last = matrices.back();
+        const uint64_t frame =
+            last.offset + DeviceMatrix{nullptr, last.type, last.cols, false}.bytes(last.rows);
+        auto& classes = shape.card.classes;
+        const auto same = std::find_if(classes.begin(), classes.end(),
+                                       [&](const auto& c) { return c.bytes == frame; });
+        shape.card.class_of[i] = int32_t(same - classes.begin());
+        if (same == classes.end()) classes.push_back({frame, 0});
+        shape.staged = std::max(shape.staged, in_ram[i]);
+    }
+    if (shape.card.classes.empty()) return shape;
+    divide(shape, bytes);
+    return shape;
+}
 
 DeviceSplit split_with_device(const Model& m, const pi_model_params& params,
                               const pi_session_params& session) {
@@ -197,6 +265,10 @@ DeviceSplit split_with_device(const Model& m, const pi_model_params& params,
     if (head && !kept.head() && chooser.head() <= left) {
         split.head = true;
         left -= chooser.head();
+    }
+    if (const FrameShape all = frame_shape(m, split.first_layer, left); all.staged) {
+        split.expert_bytes = left;
+        left -= std::min(left, all.device_bytes());
     }
     const auto fill = [&](uint64_t bytes) {
         chooser.fill(split, params.placement == PI_PLACEMENT_NONE ? 0 : bytes);

@@ -69,7 +69,7 @@ struct Sessions {
     pi_session_params one;
     int32_t most;  // rows of a chunk that were asked for; one.n_ubatch is what they get
 
-    uint64_t bytes() const { return sessions_bytes(m, params, one, 0, false, Tier::ram); }
+    uint64_t bytes() const { return sessions_bytes(m, params, one, m.device_layers(), false, Tier::ram); }
 };
 
 // Room for so many blocks that are used in order as fit beside `fixed` bytes.
@@ -161,7 +161,6 @@ void divide_experts(StoragePlan& plan, const Model& m, uint64_t fixed, uint64_t 
 }  // namespace
 
 std::string keeps_experts(const Model& m) {
-    if (m.device) return "a device has some layers";
     const bool any = std::any_of(m.weights.begin(), m.weights.end(),
                                  [](const WeightSpec& w) { return w.chosen; });
     return any ? "" : "the file has no experts";
@@ -197,12 +196,14 @@ StoragePlan plan_experts(const Model& m, const pi_model_params& asked) {
     // session_params_for().
     pi_model_params params = asked;
     pi_session_params beside = asked.beside ? *asked.beside : pi_session_default_params();
-    if (!shape.in_order) beside.n_ubatch = beside.n_batch;
+    if (!shape.in_order && !m.device) beside.n_ubatch = beside.n_batch;
     if (asked.beside) params.beside = &beside;
     plan.reader =
         ggml::size_product(uint64_t(files.size()), ggml::Reader::memory(expert_reader_options()));
     Sessions sessions{m, params, kept_session(m, params), 0};
-    sessions.most = shape.in_order ? sessions.one.n_ubatch : sessions.one.n_batch;
+    // A device's memory was divided for n_ubatch rows.
+    const bool as_asked = shape.in_order || m.device;
+    sessions.most = as_asked ? sessions.one.n_ubatch : sessions.one.n_batch;
     sessions.one.n_ubatch = std::min(kLeastRows, sessions.most);
     plan.sparse = sessions.one.sparse;
     uint64_t fixed = ggml::size_sum(total(m.plan.parts, Tier::ram), plan.reader);

@@ -23,8 +23,9 @@ constexpr char kWithState[] = "layers with a state keep to the CPU";
 
 KeptToCpu::KeptToCpu(const Model& model) : model_(model) {
     for (const WeightSpec& w : model.weights) {
-        if (const auto* v = std::get_if<Vector>(&w.target)) vectors_.insert(v->to);
-        if (w.suits_device()) continue;
+        if (const auto* v = std::get_if<Vector>(&w.target)) given_.insert(v->to);
+        if (const auto* product = std::get_if<Product>(&w.target)) given_.insert(product->to);
+        if (w.suits_device() || w.chosen) continue;  // experts may stay with the CPU
         if (w.of_head()) head_suits_ = false;
         unsuited_.emplace(layer_of(w.name), w.name);
     }
@@ -71,24 +72,34 @@ std::string KeptToCpu::reason(const Attention& attention) const {
     return "";
 }
 
-std::string KeptToCpu::reason(const Router&) const {
-    return "mixtures of experts keep to the CPU";
+std::string KeptToCpu::reason(const Router& router) const {
+    const auto& [how, w, bias, scale] = router;
+    if (scale != 1) return "routers whose scores are scaled keep to the CPU";
+    return "";
 }
 
 std::string KeptToCpu::reason(const FeedForward& ffn) const {
     const auto& [n_ff, n_used, blocks, share, width, narrow, widen, activation, xielu, norms_values,
                  norm_eps, sparse_threshold, recall, layer, index, first_block, first_neuron] = ffn;
     if (xielu) return "models with xIELU keep to the CPU";
-    if (n_used > 0 || blocks.size() != 1) return "mixtures of experts keep to the CPU";
+    if (width > 0) return "experts that are narrower than the model keep to the CPU";
+    if (has(share)) return "shared experts that are weighed keep to the CPU";
+    if (n_used > 0 && blocks[0].neurons.n > 0) return "experts in neuron rows keep to the CPU";
     if (activation == ggml::Activation::swiglu_oai) {
         return "models with the activation swiglu_oai keep to the CPU";
     }
     if (norms_values) return "models with norms inside feed-forward blocks keep to the CPU";
-    [[maybe_unused]] const auto& [gate, up, down, gate_bias, up_bias, down_bias, gate_scale,
-                                  up_scale, down_scale, value_norm, gates, bundle, neurons, stored,
-                                  fc1, fc2, signs, sketch_offset, rate, unpredicted] = blocks[0];
-    for (const float* const* factor : {&gate_scale, &up_scale, &down_scale}) {
-        if (has(*factor)) return kScaled;
+    for (const Ffn& block : blocks) {
+        [[maybe_unused]] const auto& [gate, up, down, gate_bias, up_bias, down_bias, gate_scale,
+                                      up_scale, down_scale, value_norm, gates, bundle, neurons,
+                                      stored, fc1, fc2, signs, sketch_offset, rate, unpredicted] =
+            block;
+        for (const float* const* factor : {&gate_scale, &up_scale, &down_scale}) {
+            if (has(*factor)) return kScaled;
+        }
+        for (const float* const* bias : {&gate_bias, &up_bias, &down_bias}) {
+            if (n_used > 0 && has(*bias)) return "experts with biases keep to the CPU";
+        }
     }
     return "";
 }
@@ -97,13 +108,13 @@ std::string KeptToCpu::reason(const LayerEmbedding&) const {
     return "models with embeddings of each layer keep to the CPU";
 }
 
-// index: of the part in its layer, 0 or 1.
-std::string KeptToCpu::reason(const LayerPart& part, size_t index) const {
+std::string KeptToCpu::reason(const LayerPart& part) const {
     const auto& [input, norm, post_norm, scale, add, sum_norm, op] = part;
     if (lacks_norm_bias()) return "models with a LayerNorm without bias keep to the CPU";
     if (scale != 1) return "models that scale what attention and FFN give keep to the CPU";
     if (post_norm || sum_norm) return "models with norms after attention and FFN keep to the CPU";
-    const std::string why = std::visit(
+    // `input`, `norm` and `add` are the walk's affair.
+    return std::visit(
         [&](const auto& kind) -> std::string {
             if constexpr (kHasState<std::decay_t<decltype(kind)>>) {
                 return kWithState;
@@ -112,24 +123,15 @@ std::string KeptToCpu::reason(const LayerPart& part, size_t index) const {
             }
         },
         op);
-    if (!why.empty()) return why;
-    const bool expected = index == 0 ? std::holds_alternative<Attention>(op)
-                                     : std::holds_alternative<FeedForward>(op);
-    const bool waits = add == LayerPart::Add::with_next;
-    const bool alone = input == LayerPart::Input::stream && norm;
-    if (expected && alone && !(index == 1 && waits)) return "";
-    return "layers other than attention and a feed-forward block, each behind a norm, keep to the "
-           "CPU";
 }
 
 std::string KeptToCpu::layer(int64_t layer) const {
     const auto& [parts, scale, hidden] = model_.layers[size_t(layer)];
     if (hidden) return "layers that guess tokens keep to the CPU";
     if (has(scale)) return "layers that scale the stream keep to the CPU";
-    for (size_t i = 0; i < parts.size(); i++) {
-        if (std::string why = reason(parts[i], i); !why.empty()) return why;
+    for (const LayerPart& part : parts) {
+        if (std::string why = reason(part); !why.empty()) return why;
     }
-    if (parts.size() != 2) return "layers of other than two parts keep to the CPU";
     const auto unsuited = unsuited_.find(layer);
     if (unsuited == unsuited_.end()) return "";
     return "there is no operator on the device for tensor \"" + unsuited->second + "\"";

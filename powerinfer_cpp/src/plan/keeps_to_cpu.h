@@ -20,17 +20,18 @@ class KeptToCpu {
     bool head() const;
 
  private:
-    // Does the model have the weights of this vector? They are not read yet.
-    bool has(const float* const& vector) const { return vectors_.count(&vector) > 0; }
+    // Does the model have this vector or matrix? They are not read yet.
+    bool has(const float* const& vector) const { return given_.count(&vector) > 0; }
+    bool has(const ggml::Matrix& matrix) const { return given_.count(&matrix) > 0; }
     bool lacks_norm_bias() const;
     std::string reason(const Attention& attention) const;
     std::string reason(const Router& router) const;
     std::string reason(const FeedForward& ffn) const;
     std::string reason(const LayerEmbedding& embedding) const;
-    std::string reason(const LayerPart& part, size_t index) const;
+    std::string reason(const LayerPart& part) const;
 
     const Model& model_;
-    std::unordered_set<const void*> vectors_;  // where they go
+    std::unordered_set<const void*> given_;  // where weights go
     // The first tensor of a layer that has no operator on a device.
     std::unordered_map<int64_t, std::string> unsuited_;
     bool head_suits_ = true;

@@ -149,7 +149,8 @@ pi_session_params kept_session(const Model& model, const pi_model_params& params
 
 pi_session_params session_params_for(const Model& model, const pi_session_params& asked) {
     pi_session_params params = resolve_session_params(model, asked);
-    if (model.storage && model.storage->experts && !model.storage->experts.in_order) {
+    const bool whole = model.storage && model.storage->experts && !model.storage->experts.in_order;
+    if (whole && !model.device) {
         // An expert is read once for all rows that are computed at once.
         params.n_ubatch = std::min(params.n_batch, model.storage->n_ubatch);
     } else if (model.storage) {

@@ -48,8 +48,10 @@ void request_whole(const Pass& p, const FeedForward& part, int64_t first) {
 // ascending order. A row's sum has the same order in any case.
 class Groups {
  public:
-    Groups(const Pass& p, const FeedForward& part, ggml::SharedInput& x)
-        : p_(p), part_(part), b_(p.work.mixture), x_(x), one_row_(x.rows() == 1) {
+    // pairs: null, or where the result of each chosen row goes instead of being added up.
+    Groups(const Pass& p, const FeedForward& part, ggml::SharedInput& x,
+           const int32_t* pairs = nullptr)
+        : p_(p), part_(part), b_(p.work.mixture), x_(x), pairs_(pairs), one_row_(x.rows() == 1) {
         const int64_t all = x.rows() * part.n_used;
         room_ = std::max<int64_t>(p.params.n_ubatch, part.n_used);
         keeps_ = all <= room_;
@@ -74,7 +76,11 @@ class Groups {
     ChosenRows rows_of(int64_t expert) const { return chosen_rows(p_, expert, expert + 1); }
 
     void add(const ChosenRows& rows, float* y) {
-        add_experts(p_, rows, b_.out, width_of(p_, part_), y);
+        const int64_t width = width_of(p_, part_);
+        if (!pairs_) return add_experts(p_, rows, b_.out, width, y);
+        for (int64_t i = 0; i < rows.n; i++) {
+            std::copy_n(b_.out + i * width, width, y + pairs_[rows.first + i] * width);
+        }
     }
 
     // Opens the experts of the next group. If the disk has to bring the next one and something else
@@ -141,6 +147,7 @@ class Groups {
     const FeedForward& part_;
     MixtureRows& b_;
     ggml::SharedInput& x_;
+    const int32_t* const pairs_;
     const bool one_row_;
     bool keeps_;
     int64_t room_, first_ = 0;  // rows of a group; the first expert that has not been computed
@@ -296,6 +303,30 @@ void mixture(const Pass& p, const FeedForward& part, ggml::SharedInput& x, float
     } else {
         neuron_experts(p, part, x.x(), y);
     }
+}
+
+void answer_experts(const Pass& p, const FeedForward& part, const int32_t* chosen,
+                    const std::function<bool(int64_t)>& wanted, ggml::SharedInput& x, float* y) {
+    const MixtureRows& b = p.work.mixture;
+    const int64_t n_expert = part.n_blocks(), n = x.rows() * part.n_used;
+    int32_t* const first = b.chosen.first;
+    int32_t* const pairs = b.routed.chosen;
+    // Counted, and then placed, as in ggml::route().
+    std::fill_n(first, n_expert + 1, 0);
+    for (int64_t i = 0; i < n; i++) first[chosen[i] + 1] += wanted(chosen[i]);
+    for (int64_t e = 0; e < n_expert; e++) {
+        b.computed[e] = first[e + 1] == 0;
+        first[e + 1] += first[e];
+    }
+    for (int64_t i = 0; i < n; i++) {
+        if (b.computed[chosen[i]]) continue;
+        const int32_t at = first[chosen[i]]++;
+        b.chosen.rows[at] = int32_t(i / part.n_used);
+        pairs[at] = int32_t(i);
+    }
+    for (int64_t e = n_expert; e > 0; e--) first[e] = first[e - 1];
+    first[0] = 0;
+    Groups(p, part, x, pairs).run(y, {});
 }
 
 }  // namespace powerinfer

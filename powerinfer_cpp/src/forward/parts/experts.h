@@ -1,6 +1,8 @@
 // Mixtures: a router chooses experts for each row, and what they give is added up.
 #pragma once
 
+#include <functional>
+
 #include "forward/pass.h"
 
 namespace powerinfer {
@@ -23,5 +25,11 @@ void request_experts(const Pass& p, const FeedForward& part);
 // y[t] = the sum of expert_weight * ffn(expert, x[t]) over the chosen experts, in ascending order.
 void mixture(const Pass& p, const FeedForward& part, ggml::SharedInput& x, float* y,
              const Beside& beside);
+
+// Of experts that are matrices, for a device that computes the others: y[i] = ffn(expert, its row
+// of x) for each pair i of a row and one of its experts that wanted(expert) says. chosen: [rows,
+// n_used], the pairs' experts; y: [rows * n_used, width].
+void answer_experts(const Pass& p, const FeedForward& part, const int32_t* chosen,
+                    const std::function<bool(int64_t)>& wanted, ggml::SharedInput& x, float* y);
 
 }  // namespace powerinfer

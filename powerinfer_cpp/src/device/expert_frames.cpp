@@ -1,0 +1,190 @@
+#include "device/expert_frames.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ggml/sizes.h"
+
+namespace powerinfer {
+
+using ggml::size_product;
+using ggml::size_sum;
+
+namespace {
+
+uint64_t array_bytes(uint64_t bytes) {
+    return ggml::size_rounded_up(bytes, ggml::kDeviceGranule);
+}
+
+}  // namespace
+
+uint64_t FrameShape::frames_bytes() const {
+    uint64_t sum = 0;
+    for (const CardShape::Class& c : card.classes) {
+        sum = size_sum(sum, size_product(uint64_t(c.frames), c.bytes));
+    }
+    return sum;
+}
+
+uint64_t FrameShape::device_bytes() const {
+    const uint64_t table = size_product(uint64_t(card.n_blocks()), sizeof(int32_t));
+    return size_sum(array_bytes(frames_bytes()), array_bytes(table));
+}
+
+uint64_t FrameShape::shared_bytes() const {
+    return size_sum(size_product(uint64_t(card.n_blocks()), sizeof(int32_t)),
+                    size_product(kStagedExperts, staged));
+}
+
+ExpertFrames::ExpertFrames(ggml::Device& device, const FrameShape& shape,
+                           const std::vector<const FeedForward*>& ffns)
+    : device_(device),
+      shape_(shape),
+      ffns_(ffns),
+      memory_(device, shape.frames_bytes(), "experts"),
+      there_(device, uint64_t(shape.card.n_blocks()), "the table of experts"),
+      sent_(device, uint64_t(shape.card.n_blocks()), "the table of experts"),
+      staging_(device, kStagedExperts * shape.staged, "experts on their way"),
+      table_(size_t(shape.card.n_blocks()), -1),
+      tables_(ggml::carved_bytes<CardExperts>(shape.card), "which experts a device has"),
+      copies_(device, device.new_stream()) {
+    uint64_t begin = 0;
+    for (const CardShape::Class& c : shape.card.classes) {
+        begins_.push_back(begin);
+        begin += uint64_t(c.frames) * c.bytes;
+    }
+    ggml::Carver carver(tables_);
+    experts_ = CardExperts(carver, shape_.card);
+    publish_table(copies_.get());
+    device_.wait(copies_.get());
+}
+
+bool ExpertFrames::any(const FeedForward& part) const {
+    const int32_t c = class_of(part);
+    return c >= 0 && shape_.card.classes[size_t(c)].frames > 0;
+}
+
+bool ExpertFrames::all(const FeedForward& part) const {
+    for (int64_t e = 0; e < part.n_blocks(); e++) {
+        if (!here(part.number(e))) return false;
+    }
+    return true;
+}
+
+ggml::DeviceFrames ExpertFrames::frames(const FeedForward& part) const {
+    const int32_t c = class_of(part);
+    const uint64_t stride = c < 0 ? 0 : shape_.card.classes[size_t(c)].bytes;
+    return {there_.get() + part.first_block, int64_t(stride)};
+}
+
+ggml::DeviceRows ExpertFrames::matrix(const FeedForward& part, size_t which) const {
+    const FrameShape::Matrix& m = shape_.matrices[size_t(part.index)][which];
+    uint8_t* const data = memory_.get() + begins_[size_t(class_of(part))] + m.offset;
+    return {m.type, data, ggml::device_row_bytes(m.type, m.cols), int(m.rows), int(m.cols)};
+}
+
+int64_t ExpertFrames::n_here() const {
+    return std::count_if(table_.begin(), table_.end(), [](int32_t frame) { return frame >= 0; });
+}
+
+const FeedForward* ExpertFrames::part_of(int32_t block) const {
+    const auto& before = shape_.card.before;
+    const auto next = std::upper_bound(before.begin(), before.end(), int64_t(block));
+    return ffns_[size_t(next - before.begin()) - 1];
+}
+
+void ExpertFrames::publish_table(ggml::DeviceStream* stream) {
+    std::copy(table_.begin(), table_.end(), sent_.get());
+    device_.copy_in(stream, there_.get(), sent_.get(), table_.size() * sizeof(table_[0]));
+}
+
+void ExpertFrames::begin(ggml::DeviceStream* stream, int64_t n, bool generated) {
+    rows_ = float(n);
+    if (generated) {
+        experts_.begin(int32_t(n));
+    } else {
+        experts_.begin_prompt(int32_t(n));
+    }
+    bool changed = false;
+    if (!on_the_way_.empty() && device_.idle(copies_.get())) {
+        for (int32_t block : on_the_way_) {
+            experts_.arrived(block);
+            table_[size_t(block)] = experts_.frame(block);
+        }
+        on_the_way_.clear();
+        changed = true;
+    }
+    for (const CardExperts::Move& move : moves_) {
+        changed = changed || move.evicted >= 0;
+        if (move.evicted >= 0) table_[size_t(move.evicted)] = -1;
+    }
+    moves_.clear();
+    if (changed) publish_table(stream);
+}
+
+void ExpertFrames::used(const FeedForward& part, const int32_t* experts, int64_t pairs) {
+    blocks_.resize(size_t(pairs));
+    for (int64_t i = 0; i < pairs; i++) blocks_[size_t(i)] = part.number(experts[i]);
+    experts_.used(blocks_.data(), pairs);
+}
+
+uint64_t ExpertFrames::send(int32_t block, int32_t frame, int slot, const Bring& bring) {
+    const FeedForward& part = *part_of(block);
+    uint8_t* to = staging_.get() + uint64_t(slot) * shape_.staged;
+    uint64_t bytes = 0;
+    size_t which = 0;
+    const auto take = [&](const ggml::Matrix& gate, const ggml::Matrix& up,
+                          const ggml::Matrix& down) {
+        for (const ggml::Matrix* m : {&gate, &up, &down}) {
+            if (!*m) continue;
+            const auto size = uint64_t(m->bytes());
+            std::memcpy(to, m->data, size);
+            ggml::DeviceRows rows = matrix(part, which++);
+            rows.data += uint64_t(frame) * shape_.card.classes[size_t(class_of(part))].bytes;
+            device_.ops().unfold(copies_.get(), to, rows);
+            to += size;
+            bytes += size;
+        }
+    };
+    return bring(block, take) ? bytes : 0;
+}
+
+uint64_t ExpertFrames::move(const Bring& bring) {
+    // Places of staging are free again when all copies have ended.
+    if (!on_the_way_.empty() && !device_.idle(copies_.get())) return 0;
+    if (!on_the_way_.empty()) return 0;  // they are not in the table yet
+    experts_.choose(moves_);
+    uint64_t bytes = 0;
+    int slot = 0;
+    for (const CardExperts::Move& move : moves_) {
+        const uint64_t sent =
+            slot < kStagedExperts ? send(move.block, move.frame, slot, bring) : 0;
+        if (sent == 0) {
+            experts_.dropped(move.block);
+            continue;
+        }
+        slot++;
+        on_the_way_.push_back(move.block);
+        bytes += sent;
+    }
+    return bytes;
+}
+
+void ExpertFrames::fill(const std::vector<float>& rate, const Bring& bring) {
+    experts_.profile(rate);
+    for (int64_t block = 0, slot = 0; block < shape_.card.n_blocks(); block++) {
+        const int32_t frame = experts_.frame(int32_t(block));
+        if (frame < 0) continue;
+        if (send(int32_t(block), frame, int(slot), bring) == 0) {
+            experts_.dropped(int32_t(block));
+            continue;
+        }
+        table_[size_t(block)] = frame;
+        slot = (slot + 1) % kStagedExperts;
+        if (slot == 0) device_.wait(copies_.get());
+    }
+    publish_table(copies_.get());
+    device_.wait(copies_.get());
+}
+
+}  // namespace powerinfer

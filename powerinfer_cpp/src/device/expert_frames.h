@@ -1,0 +1,101 @@
+// The experts of mixtures that are on a device: frames in its memory, each with the matrices of an
+// expert, and copies from RAM. CardExperts decides which experts are there.
+//
+// An expert is copied while other rows are computed. It is read from RAM by the kernel that lays
+// its rows out, in memory that both sides see; nobody waits for it. The table of frames changes
+// between passes, when no row is being computed.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "ggml/device.h"
+#include "ggml/device_ops.h"
+#include "ggml/file_io.h"
+#include "ggml/tensor.h"
+#include "model/layer.h"
+#include "storage/cache/card_experts.h"
+
+namespace powerinfer {
+
+// The frames of a plan.
+struct FrameShape {
+    struct Matrix {
+        ggml::DType type;
+        int64_t rows, cols;
+        uint64_t offset;  // in a frame
+    };
+    CardShape card;
+    std::vector<std::vector<Matrix>> matrices;  // [parts]: gate, if there is one, up and down
+    uint64_t staged = 0;                        // bytes of an expert in RAM, at most
+
+    explicit operator bool() const { return card.frames() > 0; }
+    uint64_t frames_bytes() const;  // of all frames
+    // What it takes of a device, with the table, and of memory that both sides see.
+    uint64_t device_bytes() const;
+    uint64_t shared_bytes() const;
+};
+constexpr int kStagedExperts = 4;  // on their way at most
+
+class ExpertFrames {
+ public:
+    // ffns: the feed-forward parts of the model, by their index. Throws Error(memory | device).
+    ExpertFrames(ggml::Device& device, const FrameShape& shape,
+                 const std::vector<const FeedForward*>& ffns);
+
+    // Has the device a frame for an expert of this part, or for each of them for ever?
+    bool any(const FeedForward& part) const;
+    bool all(const FeedForward& part) const;
+    ggml::DeviceFrames frames(const FeedForward& part) const;
+    // A matrix of the expert in frame 0: 0 for the gate or, without one, for up; and so on.
+    ggml::DeviceRows matrix(const FeedForward& part, size_t which) const;
+    // Is this block there for the rows that are being computed?
+    bool here(int32_t block) const { return table_[size_t(block)] >= 0; }
+    int64_t n_here() const;
+    const FeedForward* part_of(int32_t block) const;
+
+    // Before n rows of a pass, which are generated or of a prompt: what has arrived is there.
+    void begin(ggml::DeviceStream* stream, int64_t n, bool generated);
+    // The experts that these pairs of rows and experts have chosen; in any order.
+    void used(const FeedForward& part, const int32_t* experts, int64_t pairs);
+    // After the rows: sends experts that pay. bring(block, take) calls take(gate, up, down) with
+    // the matrices of a block as RAM has them, if it has them, and says whether it has. Returns the
+    // bytes that cross.
+    using Take = std::function<void(const ggml::Matrix& gate, const ggml::Matrix& up,
+                                    const ggml::Matrix& down)>;
+    using Bring = std::function<bool(int32_t block, const Take& take)>;
+    uint64_t move(const Bring& bring);
+    // Before any row: fills the frames with the experts that are expected to be used most; rate:
+    // uses per token of every block, or empty. Those that bring() does not have stay away.
+    void fill(const std::vector<float>& rate, const Bring& bring);
+
+    const CardExperts& policy() const { return experts_; }
+    void set_bytes_per_token(double bytes) { experts_.set_bytes_per_token(bytes); }
+
+ private:
+    uint64_t send(int32_t block, int32_t frame, int slot, const Bring& bring);
+    void publish_table(ggml::DeviceStream* stream);
+    int32_t class_of(const FeedForward& part) const {
+        return shape_.card.class_of[size_t(part.index)];
+    }
+
+    ggml::Device& device_;
+    const FrameShape shape_;
+    const std::vector<const FeedForward*> ffns_;
+    ggml::DeviceArray<uint8_t> memory_;  // the frames of all classes
+    std::vector<uint64_t> begins_;       // of each class in it
+    ggml::DeviceArray<int32_t> there_;   // [blocks]: the table
+    ggml::SharedArray<int32_t> sent_;    // [blocks]: of which that is a copy
+    ggml::SharedArray<uint8_t> staging_;  // [kStagedExperts][staged]
+    std::vector<int32_t> table_;          // [blocks]: frames that rows may use
+    std::vector<int32_t> on_the_way_;     // blocks
+    ggml::Memory tables_;                 // of experts_
+    CardExperts experts_;
+    std::vector<CardExperts::Move> moves_;
+    std::vector<int32_t> blocks_;  // of used()
+    float rows_ = 1;               // of the pass
+    ggml::Owned<ggml::DeviceStream> copies_;
+};
+
+}  // namespace powerinfer
