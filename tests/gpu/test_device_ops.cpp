@@ -2,6 +2,7 @@
 // operations in the same order, otherwise within rounding. And the same bits in every order of
 // threads.
 #include "circle.h"
+#include "gpu/expert_tests.h"
 #include "gpu/ffn_tests.h"
 #include "gpu/twins.h"
 
@@ -399,7 +400,9 @@ const Group kGroups[] = {{"elementwise", test_embedding},
                          {"ffn", test_ffns},
                          {"ffn", test_few_rows},
                          {"ffn_rows", test_many_rows},
-                         {"merge", test_merge}};
+                         {"merge", test_merge},
+                         {"route", test_route},
+                         {"merge_experts", test_merge_experts}};
 
 // The tests of a group; returns what all its results were.
 uint64_t test_group(const Group& group) {

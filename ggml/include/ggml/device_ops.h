@@ -161,6 +161,7 @@ struct DeviceExchange {
 };
 constexpr uint32_t kReleased = 0xffffffff;
 
+constexpr int kDeviceExperts = 512;  // the most that route() chooses from
 // The experts that rows have chosen. A pair is a row with one of its experts: pair n_used * t + k
 // is row t with the k-th of its experts, in ascending order.
 struct DeviceChoice {

@@ -1,10 +1,8 @@
 // Where the halves of a split layer meet: the device gives the CPU its half, and adds what both
-// sent down. The order of flag and payload is that of the PTX memory model: every block that wrote
-// fences at system scope before it arrives, the last one releases the flag at system scope; a
-// waiting block acquires it at system scope before it reads. The payload is never read through the
-// read-only cache.
+// sent down.
 #include "cuda/launch.h"
 #include "cuda/ops.h"
+#include "cuda/ops/exchange.h"
 
 namespace ggml::GGML_GPU {
 
@@ -24,13 +22,7 @@ __global__ void publish_kernel(DeviceInput x, DeviceLists lists, DeviceExchange 
         if (to.ids && t == list && i < n) to.ids[ids + i] = lists.cold[ids + i];
     }
     if (begin == 0 && t == list) to.count[list] = n;
-    __syncthreads();  // what the whole block wrote is before thread 0's fence
-    if (threadIdx.x != 0) return;
-    __threadfence_system();
-    if (atomicAdd(to.arrived, 1u) + 1 != gridDim.x * gridDim.y) return;
-    *to.arrived = 0;
-    __threadfence_system();
-    store_release_system(to.published, *to.epoch);
+    publish_written(to);
 }
 
 // The parts of a row in order, then what other neurons sent down, then the bias.
@@ -49,7 +41,7 @@ __global__ void merge_kernel(DeviceSums here, const float* other, const float* b
     if (c < here.cols) y[row * here.cols + c] = merged(here, row, other, bias, c);
 }
 
-// Few blocks, since each polls host memory by itself: none waits for another block to run.
+// Few blocks (await_answer()).
 constexpr int kMerged = 4;  // columns a thread
 constexpr int kMergedRows = 8;
 
@@ -63,21 +55,7 @@ __device__ inline bool any_cold(const DeviceLists& lists) {
 
 __global__ void merge_answer_kernel(DeviceSums here, DeviceLists lists, DeviceExchange from,
                                     const float* bias, float* y) {
-    if (threadIdx.x == 0 && any_cold(lists) && !(from.limit && *from.late)) {
-        const uint32_t epoch = *from.epoch;
-        const unsigned long long begin = clock_ns();
-        for (;;) {
-            const uint32_t answered = load_acquire_system(from.answered);
-            if (answered == epoch || answered == kReleased) break;
-            if (from.limit && clock_ns() - begin > from.limit) {
-                *from.late = 1;
-                break;
-            }
-            __nanosleep(100);
-        }
-        if (blockIdx.x == 0 && blockIdx.y == 0) *from.waited += clock_ns() - begin;
-    }
-    __syncthreads();  // the answer is there, or it is too late
+    await_answer(from, threadIdx.x == 0 && any_cold(lists));
     for (int64_t row = blockIdx.y; row < here.rows; row += gridDim.y) {
         const int32_t* count = lists.count + (lists.rows == 1 ? 0 : 2 * row);
         DeviceSums hot = here;
