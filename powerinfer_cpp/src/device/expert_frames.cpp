@@ -27,6 +27,7 @@ uint64_t FrameShape::frames_bytes() const {
 }
 
 uint64_t FrameShape::device_bytes() const {
+    if (!staged) return 0;  // there are no experts
     const uint64_t table = size_product(uint64_t(card.n_blocks()), sizeof(int32_t));
     return size_sum(array_bytes(frames_bytes()), array_bytes(table));
 }
@@ -157,8 +158,7 @@ uint64_t ExpertFrames::move(const Bring& bring) {
     uint64_t bytes = 0;
     int slot = 0;
     for (const CardExperts::Move& move : moves_) {
-        const uint64_t sent =
-            slot < kStagedExperts ? send(move.block, move.frame, slot, bring) : 0;
+        const uint64_t sent = slot < kStagedExperts ? send(move.block, move.frame, slot, bring) : 0;
         if (sent == 0) {
             experts_.dropped(move.block);
             continue;

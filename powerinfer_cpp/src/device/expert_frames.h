@@ -83,10 +83,10 @@ class ExpertFrames {
     ggml::Device& device_;
     const FrameShape shape_;
     const std::vector<const FeedForward*> ffns_;
-    ggml::DeviceArray<uint8_t> memory_;  // the frames of all classes
-    std::vector<uint64_t> begins_;       // of each class in it
-    ggml::DeviceArray<int32_t> there_;   // [blocks]: the table
-    ggml::SharedArray<int32_t> sent_;    // [blocks]: of which that is a copy
+    ggml::DeviceArray<uint8_t> memory_;   // the frames of all classes
+    std::vector<uint64_t> begins_;        // of each class in it
+    ggml::DeviceArray<int32_t> there_;    // [blocks]: the table
+    ggml::SharedArray<int32_t> sent_;     // [blocks]: of which that is a copy
     ggml::SharedArray<uint8_t> staging_;  // [kStagedExperts][staged]
     std::vector<int32_t> table_;          // [blocks]: frames that rows may use
     std::vector<int32_t> on_the_way_;     // blocks

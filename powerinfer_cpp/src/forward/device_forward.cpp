@@ -198,8 +198,12 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
     p.counts.transferred += step_bytes;
     for (const FeedForward* part : model_.ffns) {
         const int64_t i = part->layer;
-        if (i < first_ || i >= c.n_layer || part->routed()) continue;
+        if (i < first_ || i >= c.n_layer) continue;
         const bool meets = part == &ffn(i) && cpu_has_part(i, kind);
+        if (part->routed()) {
+            if (!meets) count_experts(p, *part, n * part->n_used);
+            continue;
+        }
         if (masks(i, kind)) p.counts.predicted[size_t(part->index)] += n;
         if (!meets) p.counts.neurons[size_t(part->index)].rows += n;
     }
@@ -403,6 +407,15 @@ void DeviceForward::compute_cold(const Pass& p, int64_t i, const Kind& kind) {
     compute_neurons(p, block, e.sums);
 }
 
+// Pairs of rows and experts that the device has computed.
+void DeviceForward::count_experts(const Pass& p, const FeedForward& part, int64_t pairs) {
+    const int64_t n = pairs * part.n_ff;
+    for (auto* counts : {&p.counts.neurons, &p.counts.on_device}) {
+        ggml::NeuronCounts& to = (*counts)[size_t(part.index)];
+        to = {to.rows + pairs, to.proposed + n, to.computed + n, to.fired + n};
+    }
+}
+
 // Computes the chosen experts that the device does not have, and counts those that it has.
 void DeviceForward::compute_experts(const Pass& p, int64_t i, const Kind& kind) {
     const FeedForward& part = ffn(i);
@@ -412,11 +425,7 @@ void DeviceForward::compute_experts(const Pass& p, int64_t i, const Kind& kind) 
     int64_t here = 0;
     for (int64_t k = 0; k < pairs; k++) here += experts.here(part.number(e.ids[k]));
     experts.used(part, e.ids, pairs);
-    const int64_t n = here * part.n_ff;
-    for (auto* counts : {&p.counts.neurons, &p.counts.on_device}) {
-        ggml::NeuronCounts& to = (*counts)[size_t(part.index)];
-        to = {to.rows + here, to.proposed + n, to.computed + n, to.fired + n};
-    }
+    count_experts(p, part, here);
     p.counts.transferred += uint64_t(pairs) * sizeof(int32_t);
     if (here == pairs) return;  // the device does not wait
     p.counts.answers++;

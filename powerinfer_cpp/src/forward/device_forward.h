@@ -115,9 +115,7 @@ class DeviceForward : public DeviceKv {
     // May the CPU compute neurons or experts of layer i for these rows?
     bool cpu_has_part(int64_t i, const Kind& kind) const;
     // May it have to wait for the disk?
-    static bool cpu_may_read(const Pass& p) {
-        return p.source.waits() || p.source.pages_experts();
-    }
+    static bool cpu_may_read(const Pass& p) { return p.source.waits() || p.source.pages_experts(); }
     // The next layer whose neurons are split, or -1.
     int32_t next_split(int64_t i) const;
     template <typename F>
@@ -129,6 +127,7 @@ class DeviceForward : public DeviceKv {
     void compute_cpu_part(const Pass& p, int64_t i, const Kind& kind);
     void compute_cold(const Pass& p, int64_t i, const Kind& kind);
     void compute_experts(const Pass& p, int64_t i, const Kind& kind);
+    static void count_experts(const Pass& p, const FeedForward& part, int64_t pairs);
     // Copies of experts, between the rows of two passes.
     void move_experts(const Pass& p);
     void await(const Pass& p, const ggml::DeviceExchange& e);

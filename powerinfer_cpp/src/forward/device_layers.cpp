@@ -133,8 +133,8 @@ class DeviceSteps {
     const int64_t layer_;
     const DeviceForward::Kind& kind_;
     const DeviceForward::LaunchMode mode_;
-    const DeviceInput* x_ = nullptr;  // what parts read
-    bool waits_ = false;              // what the part gives is added with the next one's
+    const DeviceInput* x_ = nullptr;        // what parts read
+    bool waits_ = false;                    // what the part gives is added with the next one's
     const Attention* attention_ = nullptr;  // that is still to be launched
     const DeviceInput* attention_x_ = nullptr;
     float* attention_y_ = nullptr;
@@ -188,8 +188,8 @@ void DeviceForward::launch_attention(int64_t i, const Attention& a, const Device
                                      const Kind& kind) {
     const Config& c = model_.config;
     DeviceScratch& s = scratch_;
-    launch_products(x, {product(a.q, s.q, a.q_bias), product(a.k, s.k, a.k_bias),
-                               product(a.v, s.v, a.v_bias)});
+    launch_products(
+        x, {product(a.q, s.q, a.q_bias), product(a.k, s.k, a.k_bias), product(a.v, s.v, a.v_bias)});
     const int n_pairs = a.rope < 0 ? 0 : int(c.ropes[size_t(a.rope)].n_rot / 2);
     const ggml::RopePairs pairs = a.rope < 0 ? c.rope_pairs : c.ropes[size_t(a.rope)].pairs;
     const auto norm_and_rope = [&](float* x, int64_t n_head, const float* const& norm) {
@@ -321,8 +321,7 @@ void DeviceForward::launch_merge(const Pass& p, int64_t i, const DeviceInput& x,
     const ggml::DeviceSums sums{s.ffn.sums, ggml::device_parts(kind.rows, s.lists.rows), kind.rows,
                                 int(model_.config.n_embd)};
     if (cpu_has_part(i, kind)) {
-        ops_.merge_answer(stream_.get(), sums, s.lists, exchange_[size_t(i - first_)], bias,
-                          y);
+        ops_.merge_answer(stream_.get(), sums, s.lists, exchange_[size_t(i - first_)], bias, y);
         return;
     }
     if (!on_.split.splits(i)) {

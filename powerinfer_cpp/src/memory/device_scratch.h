@@ -65,8 +65,8 @@ struct DeviceScratch {
     // Of mixtures: scores [n, n_expert], and by pair of a row and an expert.
     float* scores = nullptr;
     ggml::DeviceChoice choice;
-    ggml::DeviceInput expert_fired;                           // [pairs, n_ff]
-    float *expert_up = nullptr, *expert_out = nullptr;        // [pairs, n_ff], [pairs, n_embd]
+    ggml::DeviceInput expert_fired;                     // [pairs, n_ff]
+    float *expert_up = nullptr, *expert_out = nullptr;  // [pairs, n_ff], [pairs, n_embd]
 };
 
 // The most rows at a time, and the scratch memory for any number up to it.

@@ -50,6 +50,7 @@ class Chooser {
         const uint64_t sessions = sessions_bytes(model_, params_, session_, n, false, Tier::gpu);
         uint64_t sum = size_sum(sessions, device_table_bytes(model_.neurons_from(first)));
         sum = size_sum(sum, model_.device->device->context_bytes());
+        sum = size_sum(sum, frame_shape(model_, first, 0).device_bytes());
         for (size_t i = size_t(first); i < fixed_.size(); i++) sum = size_sum(sum, fixed_[i]);
         return sum;
     }
@@ -202,7 +203,8 @@ FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes) {
         uint64_t begin = 0;
         if (!matrices.empty()) {
             const FrameShape::Matrix& last = matrices.back();
-            begin = last.offset + DeviceMatrix{nullptr, last.type, last.cols, false}.bytes(last.rows);
+            begin =
+                last.offset + DeviceMatrix{nullptr, last.type, last.cols, false}.bytes(last.rows);
         }
         matrices.push_back({matrix.type, w.rows, matrix.cols, begin});
         in_ram[size_t(w.of->index)] += w.bytes(w.rows);
@@ -266,10 +268,9 @@ DeviceSplit split_with_device(const Model& m, const pi_model_params& params,
         split.head = true;
         left -= chooser.head();
     }
-    if (const FrameShape all = frame_shape(m, split.first_layer, left); all.staged) {
-        split.expert_bytes = left;
-        left -= std::min(left, all.device_bytes());
-    }
+    const uint64_t table = frame_shape(m, split.first_layer, 0).device_bytes();
+    split.expert_bytes = left / ggml::kDeviceGranule * ggml::kDeviceGranule + table;
+    left -= frame_shape(m, split.first_layer, split.expert_bytes).device_bytes() - table;
     const auto fill = [&](uint64_t bytes) {
         chooser.fill(split, params.placement == PI_PLACEMENT_NONE ? 0 : bytes);
         for (int64_t i = split.first_layer; i < n_layer; i++) {

@@ -15,8 +15,9 @@ namespace powerinfer {
 DeviceSplit split_with_device(const Model& model, const pi_model_params& params,
                               const pi_session_params& session);
 
-// The frames for the experts of the layers from `first` on, in so many bytes of the device's memory:
-// the same share of the experts of every size. Without room for any, a shape without frames.
+// The frames for the experts of the layers from `first` on, in so many bytes of the device's
+// memory: the same share of the experts of every size. Without room for any, a shape without
+// frames.
 FrameShape frame_shape(const Model& model, int64_t first, uint64_t bytes);
 
 }  // namespace powerinfer

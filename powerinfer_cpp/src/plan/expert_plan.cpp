@@ -69,7 +69,9 @@ struct Sessions {
     pi_session_params one;
     int32_t most;  // rows of a chunk that were asked for; one.n_ubatch is what they get
 
-    uint64_t bytes() const { return sessions_bytes(m, params, one, m.device_layers(), false, Tier::ram); }
+    uint64_t bytes() const {
+        return sessions_bytes(m, params, one, m.device_layers(), false, Tier::ram);
+    }
 };
 
 // Room for so many blocks that are used in order as fit beside `fixed` bytes.

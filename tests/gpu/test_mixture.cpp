@@ -1,0 +1,113 @@
+// Mixtures of experts over a device, RAM and the disk, against the CPU alone: any budgets, whatever
+// the device has of them when a row comes, while experts move.
+#include <algorithm>
+
+#include "circle.h"
+#include "device/expert_frames.h"
+#include "faulty_reader.h"
+#include "forward/device_forward.h"
+#include "gpu/splits.h"
+
+using namespace splits;
+
+namespace {
+
+constexpr uint64_t kNoLimit = uint64_t(1) << 40;
+
+// Eight experts, of which a row computes two.
+Shape mixture(DType type) {
+    Shape s;
+    s.n_expert = 8, s.n_layer = 3, s.type = type, s.n_head_kv = 2;
+    if (info(type).block == 256) s.n_embd = s.n_ff = 256, s.head_dim = 64;
+    return s;
+}
+
+std::string written(const Shape& shape, const char* name = "mixture.gguf") {
+    const std::string path = folder / name;
+    tiny::write(tiny::describe(shape), path);
+    return path;
+}
+
+// A prompt in two calls, and generated tokens, one by one and several at once.
+Floats answer(Session& session, uint32_t seed = 3) {
+    session.truncate(0, 0);
+    const Tokens tokens = random_tokens(20, seed);
+    Floats out;
+    const auto rows = [&](size_t begin, size_t end, bool is_generated) {
+        const std::vector<char> keep(end - begin, 1), generated(end - begin, is_generated);
+        eval(session, Tokens(tokens.begin() + ptrdiff_t(begin), tokens.begin() + ptrdiff_t(end)),
+             {nullptr, reinterpret_cast<const bool*>(keep.data()),
+              reinterpret_cast<const bool*>(generated.data())});
+        for (size_t row = begin; row < end; row++) {
+            append_logits(session, int32_t(row - begin), out);
+        }
+    };
+    rows(0, 7, false);
+    rows(7, 9, false);
+    for (size_t i = 9; i < 16; i++) rows(i, i + 1, true);
+    rows(16, 20, true);
+    return out;
+}
+
+// What was planned is what is there; every use of an expert was counted.
+void check_counts(const Session& session) {
+    const Model& m = *session.model;
+    const Plan plan = make_plan(m, session.params);
+    const ggml::Device& device = *m.device->device;
+    CHECK(device.allocated_bytes() + device.context_bytes() == total(plan.parts, Tier::gpu));
+    for (const FeedForward* part : m.ffns) {
+        const ggml::NeuronCounts& all = session.counts.neurons[size_t(part->index)];
+        CHECK(all.rows == 20 * part->n_used && all.computed == all.rows * part->n_ff);
+        const ggml::NeuronCounts& there = session.counts.on_device[size_t(part->index)];
+        CHECK(there.rows <= all.rows && there.computed == there.rows * part->n_ff);
+    }
+}
+
+// At three budgets: the least, one that splits the experts, and everything.
+void test_bits(DType type) {
+    const std::string path = written(mixture(type));
+    pi_session_params params = session_params();
+    params.type_k = params.type_v = uint32_t(type == DType::Q8_0 ? DType::Q8_0 : DType::F16);
+    if (type == DType::Q8_0) params.type_k = params.type_v = uint32_t(DType::F16);
+    Floats expected;
+    {
+        Session cpu(load(path), params);
+        expected = answer(cpu);
+    }
+    const Range range = budgets(path, params);
+    for (double share : {0.0, 0.55, 1.0}) {
+        const uint64_t budget = range.least + uint64_t(share * double(range.most - range.least));
+        const auto model = load_on(path, budget, params);
+        CHECK(model->device_layers() > 0);
+        const ExpertFrames& experts = *model->device->experts;
+        const int64_t n = experts.n_here();
+        CHECK(share < 1 || n == model->n_blocks());
+        auto session = std::make_unique<Session>(model, params);
+        const Floats got = answer(*session);
+        const double apart = distance(got, expected);
+        if (!same(got, expected))
+            std::fprintf(stderr, "%s %g: %g\n", info(type).name, share, apart);
+        CHECK(apart < 2e-2);
+        check_counts(*session);
+        // The same once more, with other experts there; step by step, and with other threads.
+        CHECK(same(answer(*session), got));
+        CHECK(same(answer(*session), got));
+        session.reset();  // the budget is for one
+        pi_session_params other = params;
+        other.stepwise = true;
+        other.n_threads = other.n_threads_batch = 3;
+        Session stepwise(model, other);
+        answer(stepwise, 11);
+        CHECK(same(answer(stepwise), got));
+    }
+}
+
+}  // namespace
+
+int main() {
+    for (DType type : {DType::F32, DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q6_K,
+                       DType::MXFP4}) {
+        test_bits(type);
+    }
+    return check::summary("test_mixture");
+}
