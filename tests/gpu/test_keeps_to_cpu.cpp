@@ -59,9 +59,6 @@ void test_scores_and_rotations() {
     CHECK(says(keeps_to_cpu(*model, 0), "cap the scores of attention"));
     CHECK(!split_of(*model, session).has(0));
     attention.softcap = 0;
-    attention.rope = 1;
-    CHECK(says(keeps_to_cpu(*model, 0), "a base of their own"));
-    attention.rope = 0;
     WeightSpec sinks = model->weights.front();
     sinks.target = Vector{&attention.sinks};
     model->weights.push_back(sinks);

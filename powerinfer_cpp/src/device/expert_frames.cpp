@@ -18,6 +18,11 @@ uint64_t array_bytes(uint64_t bytes) {
 
 }  // namespace
 
+uint64_t FrameShape::Matrix::ram_bytes() const {
+    const auto layout = ggml::has_strips(type) ? ggml::Layout::strips : ggml::Layout::rows;
+    return uint64_t(ggml::Matrix{type, layout, rows, cols, nullptr}.bytes());
+}
+
 uint64_t FrameShape::frames_bytes() const {
     uint64_t sum = 0;
     for (const CardShape::Class& c : card.classes) {
@@ -78,10 +83,19 @@ ggml::DeviceFrames ExpertFrames::frames(const FeedForward& part) const {
     return {there_.get() + part.first_block, int64_t(stride)};
 }
 
-ggml::DeviceRows ExpertFrames::matrix(const FeedForward& part, size_t which) const {
+ggml::DeviceRows ExpertFrames::rows(const FeedForward& part, size_t which, int32_t frame) const {
     const FrameShape::Matrix& m = shape_.matrices[size_t(part.index)][which];
-    uint8_t* const data = memory_.get() + begins_[size_t(class_of(part))] + m.offset;
+    const auto c = size_t(class_of(part));
+    uint8_t* const data =
+        memory_.get() + begins_[c] + uint64_t(frame) * shape_.card.classes[c].bytes + m.offset;
     return {m.type, data, ggml::device_row_bytes(m.type, m.cols), int(m.rows), int(m.cols)};
+}
+
+ggml::DeviceProduct ExpertFrames::product(const FeedForward& part, size_t which, float* y) const {
+    const size_t n = shape_.matrices[size_t(part.index)].size() / 2;
+    const ggml::DeviceRows bias = rows(part, n + which, 0);
+    const auto* const values = reinterpret_cast<const float*>(bias.data);
+    return {rows(part, which, 0), y, bias.rows ? values : nullptr};
 }
 
 int64_t ExpertFrames::n_here() const {
@@ -131,23 +145,33 @@ void ExpertFrames::used(const FeedForward& part, const int32_t* experts, int64_t
 
 uint64_t ExpertFrames::send(int32_t block, int32_t frame, int slot, const Bring& bring) {
     const FeedForward& part = *part_of(block);
-    uint8_t* to = staging_.get() + uint64_t(slot) * shape_.staged;
-    uint64_t bytes = 0;
+    const Ffn& f = part.blocks[size_t(block - part.first_block)];
+    uint8_t* const begin = staging_.get() + uint64_t(slot) * shape_.staged;
+    uint8_t* to = begin;
     size_t which = 0;
+    const auto copy = [&](const void* from, uint64_t bytes) {
+        std::memcpy(to, from, bytes);
+        device_.ops().unfold(copies_.get(), to, rows(part, which, frame));
+        to += bytes;
+        which++;
+    };
     const auto take = [&](const ggml::Matrix& gate, const ggml::Matrix& up,
                           const ggml::Matrix& down) {
         for (const ggml::Matrix* m : {&gate, &up, &down}) {
-            if (!*m) continue;
-            const auto size = uint64_t(m->bytes());
-            std::memcpy(to, m->data, size);
-            ggml::DeviceRows rows = matrix(part, which++);
-            rows.data += uint64_t(frame) * shape_.card.classes[size_t(class_of(part))].bytes;
-            device_.ops().unfold(copies_.get(), to, rows);
-            to += size;
-            bytes += size;
+            if (*m) copy(m->data, uint64_t(m->bytes()));
+        }
+        const std::vector<FrameShape::Matrix>& all = shape_.matrices[size_t(part.index)];
+        const float* const biases[] = {f.gate_bias, f.up_bias, f.down_bias};
+        const size_t n = which;
+        for (size_t k = 3 - n; k < 3; k++) {
+            if (all[which].rows) {
+                copy(biases[k], all[which].ram_bytes());
+            } else {
+                which++;
+            }
         }
     };
-    return bring(block, take) ? bytes : 0;
+    return bring(block, take) ? uint64_t(to - begin) : 0;
 }
 
 uint64_t ExpertFrames::move(const Bring& bring) {

@@ -24,11 +24,15 @@ struct FrameShape {
     struct Matrix {
         ggml::DType type;
         int64_t rows, cols;
-        uint64_t offset;  // in a frame
+        uint64_t offset = 0;  // in a frame
+
+        uint64_t ram_bytes() const;  // as strips, or rows of floats
     };
     CardShape card;
-    std::vector<std::vector<Matrix>> matrices;  // [parts]: gate, if there is one, up and down
-    uint64_t staged = 0;                        // bytes of an expert in RAM, at most
+    // [parts]: gate, if there is one, up and down; and then a row of biases for each of them, of no
+    // rows where it has none.
+    std::vector<std::vector<Matrix>> matrices;
+    uint64_t staged = 0;  // bytes of an expert in RAM, at most
 
     explicit operator bool() const { return card.frames() > 0; }
     uint64_t frames_bytes() const;  // of all frames
@@ -48,8 +52,8 @@ class ExpertFrames {
     bool any(const FeedForward& part) const;
     bool all(const FeedForward& part) const;
     ggml::DeviceFrames frames(const FeedForward& part) const;
-    // A matrix of the expert in frame 0: 0 for the gate or, without one, for up; and so on.
-    ggml::DeviceRows matrix(const FeedForward& part, size_t which) const;
+    // A product of the expert in frame 0: 0 for the gate or, without one, for up; and so on.
+    ggml::DeviceProduct product(const FeedForward& part, size_t which, float* y) const;
     // Is this block there for the rows that are being computed?
     bool here(int32_t block) const { return table_[size_t(block)] >= 0; }
     int64_t n_here() const;
@@ -74,6 +78,7 @@ class ExpertFrames {
     void set_bytes_per_token(double bytes) { experts_.set_bytes_per_token(bytes); }
 
  private:
+    ggml::DeviceRows rows(const FeedForward& part, size_t which, int32_t frame) const;
     uint64_t send(int32_t block, int32_t frame, int slot, const Bring& bring);
     void publish_table(ggml::DeviceStream* stream);
     int32_t class_of(const FeedForward& part) const {

@@ -63,11 +63,11 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
     device_.zero(stream_.get(), scratch_.arrived, uint64_t(n) * sizeof(uint32_t));
     counted_.resize(size_t(n) * 3 + 2);
     device_.zero(stream_.get(), scratch_.counts, counted_.size() * sizeof(counted_[0]));
-    if (!ropes.empty()) {
-        const std::vector<double>& frequency = ropes[0].frequency;
-        device_.copy_in(stream_.get(), scratch_.frequency, frequency.data(),
+    for (size_t i = 0; i < ropes.size(); i++) {
+        const std::vector<double>& frequency = ropes[i].frequency;
+        device_.copy_in(stream_.get(), scratch_.frequency[i], frequency.data(),
                         frequency.size() * sizeof(double));
-        rope_magnitude_ = ropes[0].magnitude;
+        rope_magnitude_.push_back(ropes[i].magnitude);
     }
     device_.wait(stream_.get());
 }

@@ -147,7 +147,7 @@ class DeviceForward : public DeviceKv {
     ggml::SharedArray<uint8_t> shared_;
     DeviceScratch scratch_;  // in memory_, for the rows that are being computed
     uint8_t* host_step_ = nullptr;
-    double rope_magnitude_ = 1;
+    std::vector<double> rope_magnitude_;          // of each table of RoPE
     std::vector<ggml::DeviceExchange> exchange_;  // [layers on the device]
     // [layers on the device][n_ff]: the rows of DeviceModel::cold that the CPU computes; empty: all
     // of them. A bundled file's rows stay in RAM even if the device has them, too.

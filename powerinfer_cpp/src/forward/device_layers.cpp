@@ -22,9 +22,9 @@ void DeviceForward::launch_rows(const Pass& p, const Kind& kind, LaunchMode mode
     const Config& c = model_.config;
     DeviceScratch& s = scratch_;
     added_[0] = added_[1] = nullptr;
-    if (!c.ropes.empty()) {
-        ops_.rope_table(stream_.get(), s.frequency, int(c.ropes[0].n_rot / 2), rope_magnitude_,
-                        s.step.position, kind.rows, s.cos_sin);
+    for (size_t i = 0; i < c.ropes.size(); i++) {
+        ops_.rope_table(stream_.get(), s.frequency[i], int(c.ropes[i].n_rot / 2),
+                        rope_magnitude_[i], s.step.position, kind.rows, s.cos_sin[i]);
     }
     for (int64_t i = first_; i < c.n_layer; i++) launch_layer(p, i, kind, mode);
     if (!kind.kept) return;
@@ -190,12 +190,14 @@ void DeviceForward::launch_attention(int64_t i, const Attention& a, const Device
     DeviceScratch& s = scratch_;
     launch_products(
         x, {product(a.q, s.q, a.q_bias), product(a.k, s.k, a.k_bias), product(a.v, s.v, a.v_bias)});
-    const int n_pairs = a.rope < 0 ? 0 : int(c.ropes[size_t(a.rope)].n_rot / 2);
-    const ggml::RopePairs pairs = a.rope < 0 ? c.rope_pairs : c.ropes[size_t(a.rope)].pairs;
+    const bool rotates = a.rope >= 0;
+    const int n_pairs = rotates ? int(c.ropes[size_t(a.rope)].n_rot / 2) : 0;
+    const ggml::RopePairs pairs = rotates ? c.ropes[size_t(a.rope)].pairs : c.rope_pairs;
+    const float* const cos_sin = rotates ? s.cos_sin[size_t(a.rope)] : nullptr;
     const auto norm_and_rope = [&](float* x, int64_t n_head, const float* const& norm) {
         if (!n_pairs && !norm) return;
         ops_.norm_and_rope(stream_.get(), x, kind.rows, int(n_head), int(a.head_dim),
-                           on_.vector(&norm), a.norm_eps, s.cos_sin, n_pairs, pairs);
+                           on_.vector(&norm), a.norm_eps, cos_sin, n_pairs, pairs);
     };
     norm_and_rope(s.q, a.n_head, a.q_norm);
     norm_and_rope(s.k, a.n_head_kv, a.k_norm);
@@ -207,8 +209,9 @@ void DeviceForward::launch_attention(int64_t i, const Attention& a, const Device
     sums.blocks = kind.blocks;
     DeviceInput attended = s.attended;
     attended.cols = int(a.out_dim());
+    const ggml::AttentionScores scores{a.scale, a.softcap, on_.vector(&a.sinks)};
     for (int64_t t = 0; t < kind.rows; t += s.attention_rows) {
-        ops_.attention(stream_.get(), kv, int(a.n_head), {a.scale},
+        ops_.attention(stream_.get(), kv, int(a.n_head), scores,
                        s.step.rows + (i - first_) * kind.rows + t,
                        int(std::min(s.attention_rows, kind.rows - t)), s.q + t * a.q_dim(), sums,
                        attended.x + t * a.out_dim());
@@ -400,12 +403,11 @@ void DeviceForward::launch_experts(const Pass& p, int64_t i, const FeedForward& 
         fired.rows = s.choice.pairs();
         fired.cols = int(part.n_ff);
         const bool gated = bool(part.blocks[0].gate);
-        const DeviceProduct first[] = {
-            {experts.matrix(part, 0), fired.x, nullptr},
-            {gated ? experts.matrix(part, 1) : DeviceRows{}, s.expert_up, nullptr}};
+        const DeviceProduct down = experts.product(part, gated ? 2 : 1, s.expert_out);
+        DeviceProduct first[2] = {experts.product(part, 0, fired.x)};
+        if (gated) first[1] = experts.product(part, 1, s.expert_up);
         ops_.matmul_experts(stream_.get(), x, s.choice, frames, first, gated ? 2 : 1);
         ops_.activation(stream_.get(), part.activation, fired, gated ? s.expert_up : nullptr);
-        const DeviceProduct down{experts.matrix(part, gated ? 2 : 1), s.expert_out, nullptr};
         ops_.matmul_experts(stream_.get(), fired, s.choice, frames, &down, 1);
     }
     meanwhile();

@@ -41,12 +41,11 @@ DeviceScratch::DeviceScratch(Carver& carver, const Model& model, const pi_sessio
                              int64_t n_layers, int64_t n) {
     const Config& c = model.config;
     const LargestSizes sizes = largest_sizes(model.layers);
-    const int64_t n_rot = c.ropes.empty() ? 0 : c.ropes[0].n_rot;
     carver.take(arrived, {n_layers});
     carver.take(counts, {n_layers * 3 + 2});
     waited = counts ? counts + n_layers * 3 : nullptr;
     late = waited ? waited + 1 : nullptr;
-    carver.take(frequency, {n_rot / 2});
+    for (const Rope& rope : c.ropes) carver.take(frequency.emplace_back(), {rope.n_rot / 2});
 
     step = DeviceStep(carver, model, p, n_layers, n);
     const int64_t n_lists = std::min(n, kDeviceLists), n_results = std::min(n, kDeviceResults);
@@ -69,7 +68,7 @@ DeviceScratch::DeviceScratch(Carver& carver, const Model& model, const pi_sessio
         carver.take(sketch.unit, {n_lists});
         carver.take(sketch.total, {n_lists});
     }
-    carver.take(cos_sin, {n, n_rot});
+    for (const Rope& rope : c.ropes) carver.take(cos_sin.emplace_back(), {n, rope.n_rot});
     carver.take(results, {n_results, c.n_embd});
     carver.take(result_logits, {n_results, c.n_vocab});
     const int64_t blocks = ggml::device_attention_blocks(p.n_ctx);

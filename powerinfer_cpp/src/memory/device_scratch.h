@@ -44,7 +44,7 @@ struct DeviceScratch {
     // [n_layers, 3], see DeviceFfnScratch; then `waited` and `late`.
     unsigned long long* counts = nullptr;
     unsigned long long *waited = nullptr, *late = nullptr;  // [1], see DeviceExchange
-    double* frequency = nullptr;  // [n_rot / 2], of the first table of RoPE
+    std::vector<double*> frequency;                         // of each table of RoPE: [n_rot / 2]
 
     DeviceStep step;
     ggml::DeviceInput residual;                // x is step.x
@@ -56,7 +56,7 @@ struct DeviceScratch {
     float *q = nullptr, *k = nullptr, *v = nullptr;
     float *up = nullptr, *score = nullptr;  // [n, n_ff], [lists, n_ff]
     ggml::DeviceSketchScratch sketch;
-    float* cos_sin = nullptr;                            // [n, n_rot]
+    std::vector<float*> cos_sin;                         // of each table of RoPE: [n, n_rot]
     float *results = nullptr, *result_logits = nullptr;  // [kDeviceResults, n_embd or n_vocab]
     ggml::DeviceAttentionScratch attention;
     int64_t attention_rows = 0;  // at a time

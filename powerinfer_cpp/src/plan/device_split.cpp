@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "device/device_model.h"
 #include "ggml/sizes.h"
@@ -32,7 +33,7 @@ class Chooser {
             if (const auto* v = std::get_if<Vector>(&w.target)) vectors_.emplace(v->to, &w);
             const int64_t layer = layer_of(w.name);
             if (layer < 0) continue;
-            if (w.chosen) continue;
+            if (w.chosen || w.expert_bias) continue;
             if (w.by_neuron()) {
                 for (const DeviceMatrix& matrix : w.device_matrices()) {
                     rows_[size_t(layer)].push_back(matrix);
@@ -164,6 +165,27 @@ bool has_frames(const Model& m, const FeedForward& part, int64_t first) {
     return part.blocks[0].neurons.n == 0;
 }
 
+// Which matrices of an expert have biases: gate, up, down.
+class ExpertBiases {
+ public:
+    explicit ExpertBiases(const Model& m) {
+        for (const WeightSpec& w : m.weights) {
+            if (w.expert_bias) there_.insert(std::get<Vector>(w.target).to);
+        }
+    }
+    std::vector<bool> of(const FeedForward& part) const {
+        const Ffn& f = part.blocks[0];
+        std::vector<bool> found;
+        for (const float* const* bias : {&f.gate_bias, &f.up_bias, &f.down_bias}) {
+            found.push_back(there_.count(bias) > 0);
+        }
+        return found;
+    }
+
+ private:
+    std::unordered_set<const void*> there_;
+};
+
 // Gives every class frames for the same share of its experts, in at most `bytes`.
 void divide(FrameShape& shape, uint64_t bytes) {
     std::vector<int64_t> blocks(shape.card.classes.size());
@@ -194,34 +216,33 @@ FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes) {
     shape.card.class_of.assign(m.ffns.size(), -1);
     for (const FeedForward* part : m.ffns) shape.card.before.push_back(part->first_block);
     shape.card.before.push_back(m.n_blocks());
-    std::vector<uint64_t> in_ram(m.ffns.size());
     std::vector<bool> suits(m.ffns.size(), true);
     for (const WeightSpec& w : m.weights) {
         if (!w.chosen || w.block != 0 || !has_frames(m, *w.of, first)) continue;
-        std::vector<FrameShape::Matrix>& matrices = shape.matrices[size_t(w.of->index)];
-        const DeviceMatrix matrix = w.device_matrices()[0];
-        uint64_t begin = 0;
-        if (!matrices.empty()) {
-            const FrameShape::Matrix& last = matrices.back();
-            begin =
-                last.offset + DeviceMatrix{nullptr, last.type, last.cols, false}.bytes(last.rows);
-        }
-        matrices.push_back({matrix.type, w.rows, matrix.cols, begin});
-        in_ram[size_t(w.of->index)] += w.bytes(w.rows);
+        shape.matrices[size_t(w.of->index)].push_back({w.tensor->type, w.rows, w.cols});
         if (!w.suits_device()) suits[size_t(w.of->index)] = false;
     }
+    // A row of each matrix's biases, where there are any.
+    const ExpertBiases biases(m);
     for (size_t i = 0; i < m.ffns.size(); i++) {
-        const std::vector<FrameShape::Matrix>& matrices = shape.matrices[i];
+        std::vector<FrameShape::Matrix>& matrices = shape.matrices[i];
         if (matrices.empty() || !suits[i]) continue;
-        const FrameShape::Matrix& last = matrices.back();
-        const uint64_t frame =
-            last.offset + DeviceMatrix{nullptr, last.type, last.cols, false}.bytes(last.rows);
+        const std::vector<bool> biased = biases.of(*m.ffns[i]);
+        for (size_t k = 0, n = matrices.size(); k < n; k++) {
+            matrices.push_back({ggml::DType::F32, biased[k + 3 - n], matrices[k].rows});
+        }
+        uint64_t frame = 0, in_ram = 0;
+        for (FrameShape::Matrix& matrix : matrices) {
+            matrix.offset = frame;
+            frame += DeviceMatrix{nullptr, matrix.type, matrix.cols, false}.bytes(matrix.rows);
+            in_ram += matrix.ram_bytes();
+        }
         auto& classes = shape.card.classes;
         const auto same = std::find_if(classes.begin(), classes.end(),
                                        [&](const auto& c) { return c.bytes == frame; });
         shape.card.class_of[i] = int32_t(same - classes.begin());
         if (same == classes.end()) classes.push_back({frame, 0});
-        shape.staged = std::max(shape.staged, in_ram[i]);
+        shape.staged = std::max(shape.staged, in_ram);
     }
     if (shape.card.classes.empty()) return shape;
     divide(shape, bytes);

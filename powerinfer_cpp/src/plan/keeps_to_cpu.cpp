@@ -63,8 +63,6 @@ std::string KeptToCpu::reason(const Attention& attention) const {
     if (v_norm) return "models with norms of values, or without a matrix of them, keep to the CPU";
     if (kv_of >= 0) return "layers that read another layer's keys and values keep to the CPU";
     if (growth != 0) return "models whose queries grow with the position keep to the CPU";
-    // A pass has one table of rotations there.
-    if (rope > 0) return "layers that rotate heads by a base of their own keep to the CPU";
     // Norms of heads are RMS norms there, one weight for all heads.
     if (norm == Norm::layer && (has(q_norm) || has(k_norm))) {
         return "models with a LayerNorm over each head keep to the CPU";
@@ -96,9 +94,6 @@ std::string KeptToCpu::reason(const FeedForward& ffn) const {
             block;
         for (const float* const* factor : {&gate_scale, &up_scale, &down_scale}) {
             if (has(*factor)) return kScaled;
-        }
-        for (const float* const* bias : {&gate_bias, &up_bias, &down_bias}) {
-            if (n_used > 0 && has(*bias)) return "experts with biases keep to the CPU";
         }
     }
     return "";

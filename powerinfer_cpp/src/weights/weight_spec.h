@@ -105,6 +105,7 @@ struct WeightSpec {
     const FeedForward* of = nullptr;           // the feed-forward part that it belongs to
     int64_t block = -1;                        // of that, if it is a matrix of one
     bool chosen = false;                       // does a router choose that block?
+    bool expert_bias = false;                  // is it a vector that belongs to such a block?
 
     template <typename T>
     bool is() const {

@@ -106,7 +106,10 @@ void Weights::experts(int64_t i, bool gated) {
     const std::vector<int64_t> by_neuron{width, n_ff, how.n_expert},
         by_both{width, 2 * n_ff, how.n_expert}, by_output{n_ff, width, how.n_expert};
     const auto bias = [&](const char* name, int64_t n, int64_t e, const float** to) {
-        if (has(blk(i, name))) rows(Part::ffn, blk(i, name), {n, how.n_expert}, e, 1, Vector{to});
+        if (!has(blk(i, name))) return;
+        rows(Part::ffn, blk(i, name), {n, how.n_expert}, e, 1, Vector{to});
+        specs_.back().of = &of;
+        specs_.back().expert_bias = true;
     };
     for (int64_t e = 0; e < of.n_blocks(); e++) {
         Ffn& f = of.blocks[size_t(e)];
