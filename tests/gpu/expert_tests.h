@@ -324,4 +324,33 @@ inline void test_merge_experts() {
     }
 }
 
+// ---- an expert's way to the device --------------------------------------------------------------
+
+// Rows of any bits at all, as strips where the type has them.
+inline void test_unfold() {
+    for (DType type : kTypes) {
+        for (int64_t rows : {1, 8, 21}) {
+            for (int64_t cols : {256, 288, 1280}) {
+                if (!has_device_rows(type, cols)) continue;
+                Weights w(type, rows, cols);
+                for (uint8_t& byte : w.stored) byte = uint8_t(rng());
+                w.pack(type, rows, cols);
+                std::vector<uint8_t> from = w.stored;
+                if (has_strips(type)) {
+                    from.resize(size_t((rows + kStrip - 1) / kStrip * kStrip * w.bytes));
+                    for (int64_t r = 0; r < rows; r += kStrip) {
+                        pack_strip(type, w.stored.data() + r * w.bytes, std::min(kStrip, rows - r),
+                                   cols, from.data() + r * w.bytes);
+                    }
+                }
+                const Array<uint8_t> strips(from), got(size_t(rows * w.device.stride));
+                DeviceRows to = w.device;
+                to.data = got.get();
+                ops.unfold(stream(), strips.get(), to);
+                CHECK(same_bits(noted(got.read()), w.planes->read()));
+            }
+        }
+    }
+}
+
 }  // namespace gpu_test

@@ -402,7 +402,8 @@ const Group kGroups[] = {{"elementwise", test_embedding},
                          {"ffn_rows", test_many_rows},
                          {"merge", test_merge},
                          {"route", test_route},
-                         {"merge_experts", test_merge_experts}};
+                         {"merge_experts", test_merge_experts},
+                         {"unfold", test_unfold}};
 
 // The tests of a group; returns what all its results were.
 uint64_t test_group(const Group& group) {
