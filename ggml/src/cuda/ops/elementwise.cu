@@ -58,16 +58,24 @@ __device__ inline float activated(Activation act, float v) {
             return silu(v);
         case Activation::gelu:
             return gelu(v);
+        case Activation::swiglu_oai:
+            return oai_gate(v);
         default:  // xielu is not computed here
             return gelu_tanh(v);
     }
+}
+
+// What multiplies an activated gate.
+__device__ inline float factor(Activation act, float up) {
+    if (act == Activation::drelu) return relu(up);
+    return act == Activation::swiglu_oai ? oai_up(up) : up;
 }
 
 __global__ void activation_kernel(Activation act, DeviceInput x, const float* up) {
     const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     if (i >= int64_t(x.rows) * x.cols) return;
     float v = activated(act, x.x[i]);
-    if (up) v *= act == Activation::drelu ? relu(up[i]) : up[i];
+    if (up) v *= factor(act, up[i]);
     x.x[i] = v;
     if (x.q) quantise_group(x, i, v);
 }

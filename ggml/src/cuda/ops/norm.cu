@@ -1,5 +1,6 @@
 // RMS and layer norms, with the additions to the residual stream before them and the 8-bit form of
-// their result after them.
+// their result after them. Sums have sixteen lanes, as on the CPU (kernels/lanes/elementwise.h), so
+// the bits are the CPU's.
 #include "cuda/ops.h"
 #include "cuda/ops/quantise.h"
 
@@ -8,55 +9,98 @@ namespace ggml::GGML_GPU {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / kWarp;
+constexpr int kLanes = 16;
+constexpr int kStageBytes = 16 << 10;
 
-// The sum of a value over the block, the same in every thread: warps, then their sums in order.
-__device__ inline float block_sum(float value, float* sums) {
-    value = warp_sum(value);
-    __syncthreads();  // the sums of the call before have been read
-    if (threadIdx.x % kWarp == 0) sums[threadIdx.x / kWarp] = value;
-    __syncthreads();
-    float total = 0;
-    for (int w = 0; w < kWarps; w++) total += sums[w];
+// The sum of value(i) over i < n: i in lane i % 16, ascending, then the lanes in order. All threads
+// compute values, sixteen add what is staged in shared memory. Thread 0 gets the sum.
+template <typename T, typename F>
+__device__ inline double lanes_sum(int n, T* stage, const F& value) {
+    constexpr int some = kStageBytes / int(sizeof(T));
+    const int thread = int(threadIdx.x);
+    T sum = 0;
+    for (int begin = 0; begin < n; begin += some) {
+        const int end = n - begin < some ? n - begin : some;
+        __syncthreads();  // what was staged before has been added
+        for (int i = thread; i < end; i += kThreads) stage[i] = value(begin + i);
+        __syncthreads();
+        for (int i = thread; thread < kLanes && i < end; i += kLanes) sum += stage[i];
+    }
+    double total = 0;
+    if (thread < kWarp) {
+        for (int lane = 0; lane < kLanes; lane++) total += double(__shfl_sync(kAll, sum, lane));
+    }
     return total;
 }
 
-// One block a row.
-__global__ void norm_kernel(DeviceNorm p) {
-    GGML_SHARED(float, sums, kWarps);
+// A value of thread 0, for the whole block.
+__device__ inline double from_first(double value, double* shared) {
+    __syncthreads();  // the one before has been read
+    if (threadIdx.x == 0) *shared = value;
+    __syncthreads();
+    return *shared;
+}
+
+// Value i of row `row`, once what was added is in it.
+__device__ inline float added(const DeviceNorm& p, int64_t row, int i) {
+    float v = p.x[row + i];
+    if (p.added[0]) v += p.added[0][row + i];
+    if (p.added[1]) v += p.added[1][row + i];
+    if (p.added[0]) p.x[row + i] = v;
+    return v;
+}
+
+__device__ inline void put(const DeviceNorm& p, int64_t i, float v) {
+    p.y.x[i] = v;
+    if (p.y.q) quantise_group(p.y, i, v);
+}
+
+// One block a row. A thread reads the values that it has written itself.
+__global__ void rms_norm_kernel(DeviceNorm p) {
+    GGML_SHARED(float, stage, kStageBytes / sizeof(float));
+    GGML_SHARED(double, shared, 1);
     const int n = p.y.cols;
     const int64_t row = int64_t(blockIdx.x) * n;
-    float* x = p.x + row;
-    float total = 0;
+    double scale = lanes_sum(n, stage, [&](int i) {
+        const float v = added(p, row, i);
+        return v * v;
+    });
+    if (threadIdx.x == 0) scale = 1.0 / sqrt(scale / double(n) + double(p.eps));
+    const auto factor = float(from_first(scale, shared));
     for (int i = int(threadIdx.x); i < n; i += kThreads) {
-        float v = x[i];
-        if (p.added[0]) v += p.added[0][row + i];
-        if (p.added[1]) v += p.added[1][row + i];
-        if (p.added[0]) x[i] = v;
-        total = p.bias ? total + v : fmaf(v, v, total);
+        const float v = p.x[row + i] * factor;
+        put(p, row + i, p.weight ? v * p.weight[i] : v);
     }
-    float mean = 0, squares = block_sum(total, sums);
-    if (p.bias) {
-        mean = squares / float(n);
-        total = 0;
-        for (int i = int(threadIdx.x); i < n; i += kThreads) {
-            total = fmaf(x[i] - mean, x[i] - mean, total);
-        }
-        squares = block_sum(total, sums);
-    }
-    const float scale = 1.0f / sqrtf(squares / float(n) + p.eps);
+}
+
+__global__ void layer_norm_kernel(DeviceNorm p) {
+    GGML_SHARED(double, stage, kStageBytes / sizeof(double));
+    GGML_SHARED(double, shared, 1);
+    const int n = p.y.cols;
+    const int64_t row = int64_t(blockIdx.x) * n;
+    const double all = lanes_sum(n, stage, [&](int i) { return double(added(p, row, i)); });
+    const double mean = from_first(all, shared) / double(n);
+    double scale = lanes_sum(n, stage, [&](int i) {
+        const double v = double(p.x[row + i]) - mean;
+        return v * v;
+    });
+    if (threadIdx.x == 0) scale = 1.0 / sqrt(scale / double(n) + double(p.eps));
+    scale = from_first(scale, shared);
     for (int i = int(threadIdx.x); i < n; i += kThreads) {
-        float v = (x[i] - mean) * scale * p.weight[i];
-        if (p.bias) v += p.bias[i];
-        p.y.x[row + i] = v;
-        if (p.y.q) quantise_group(p.y, row + i, v);
+        float v = float((double(p.x[row + i]) - mean) * scale);
+        if (p.weight) v *= p.weight[i];
+        put(p, row + i, v + p.bias[i]);
     }
 }
 
 }  // namespace
 
 void norm(DeviceStream* stream, const DeviceNorm& p) {
-    launch<norm_kernel>(stream, unsigned(p.y.rows), kThreads, p);
+    if (p.bias) {
+        launch<layer_norm_kernel>(stream, unsigned(p.y.rows), kThreads, p);
+    } else {
+        launch<rms_norm_kernel>(stream, unsigned(p.y.rows), kThreads, p);
+    }
 }
 
 }  // namespace ggml::GGML_GPU

@@ -7,6 +7,7 @@ namespace ggml::GGML_GPU {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr int kLanes = 16;
 
 __global__ void rope_table_kernel(const double* frequency, int n_pairs, double magnitude,
                                   const int32_t* position, float* cos_sin) {
@@ -25,9 +26,12 @@ __global__ void norm_and_rope_kernel(float* x, int n_head, int head_dim, const f
     const int lane = int(threadIdx.x), t = int(blockIdx.y);
     float* head = x + (int64_t(t) * n_head + blockIdx.x) * head_dim;
     if (head_norm) {
+        // In the CPU's order: sixteen lanes, then these in theirs (norm.cu).
         float squares = 0;
-        for (int i = lane; i < head_dim; i += kWarp) squares = fmaf(head[i], head[i], squares);
-        const float scale = 1.0f / sqrtf(warp_sum(squares) / float(head_dim) + eps);
+        for (int i = lane; lane < kLanes && i < head_dim; i += kLanes) squares += head[i] * head[i];
+        double total = 0;
+        for (int l = 0; l < kLanes; l++) total += double(__shfl_sync(kAll, squares, l));
+        const auto scale = float(1.0 / sqrt(total / double(head_dim) + double(eps)));
         for (int i = lane; i < head_dim; i += kWarp) head[i] = head[i] * scale * head_norm[i];
         __syncwarp();  // pairs are of other lanes' values
     }
