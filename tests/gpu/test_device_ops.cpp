@@ -116,82 +116,63 @@ void test_norms() {
     }
 }
 
-void test_products() {
-    for (DType type : kTypes) {
-        for (int64_t cols : {256, 1280}) {
-            const int64_t rows = 10;
-            const Weights w(type, rows, cols);
-            const Floats bias = normal(rows);
-            const Array<float> device_bias(bias);
-            const Floats values = normal(11 * cols, 1 / std::sqrt(float(cols)));
-            Floats alone;
-            for (int64_t n : {1, 3, 8, 11}) {
-                const Floats some(values.begin(), values.begin() + n * cols);
-                const Activations x(some, n);
-                ops.quantise(stream(), x.device);
-                const Array<float> y(size_t(n * rows)), z(size_t(n * rows));
-                const DeviceProduct products[] = {{w.device, y.get(), device_bias.get()},
-                                                  {w.device, z.get(), nullptr}};
-                ops.matmul(stream(), x.device, products, 2);
-                const Floats got = noted(y.read()), plain = noted(z.read());
-                Floats expected(got.size());
-                // In doubles, with activations in 8 bits where the device has them so.
-                Floats back = some;
-                if (w.host.quantised()) {
-                    for (int64_t i = 0; i < n * cols; i++) {
-                        back[size_t(i)] = x.host.q8.d[i / kQ] * float(x.host.q8.q[i]);
-                    }
-                }
-                Floats row(static_cast<size_t>(cols));
-                for (int64_t r = 0; r < rows; r++) {
-                    decode_row(w.host, r, row.data());
-                    for (int64_t t = 0; t < n; t++) {
-                        double sum = bias[size_t(r)];
-                        for (int64_t i = 0; i < cols; i++) {
-                            sum += double(row[size_t(i)]) * back[size_t(t * cols + i)];
-                        }
-                        expected[size_t(t * rows + r)] = float(sum);
-                    }
-                }
-                CHECK(difference(got, expected) < kRounding);
-                for (size_t i = 0; i < got.size(); i++) {
-                    CHECK(got[i] == plain[i] + bias[i % size_t(rows)]);
-                }
-                // A row's bits do not depend on the rows beside it.
-                if (n == 1) alone = got;
-                CHECK(std::equal(alone.begin(), alone.end(), got.begin()));
-            }
-        }
+// Products with the first n rows of x, for several n: the CPU's bits, alone and in tiles.
+void test_product(DType type, int64_t rows, int64_t cols, const std::vector<int64_t>& counts) {
+    const Weights w(type, rows, cols);
+    const CpuMatrix cpu(w.host);
+    const Floats bias = normal(rows);
+    const Array<float> device_bias(bias);
+    const int64_t most = *std::max_element(counts.begin(), counts.end());
+    const Floats values = normal(most * cols, 1 / std::sqrt(float(cols)));
+    for (int64_t n : counts) {
+        const Activations x(Floats(values.begin(), values.begin() + n * cols), n);
+        ops.quantise(stream(), x.device);
+        const Array<float> y(size_t(n * rows)), z(size_t(n * rows));
+        const DeviceProduct products[] = {{w.device, y.get(), device_bias.get()},
+                                          {w.device, z.get(), nullptr}};
+        ops.matmul(stream(), x.device, products, 2);
+        CHECK(like_the_cpus(noted(y.read()), cpu.times(x.host, bias.data())));
+        CHECK(like_the_cpus(noted(z.read()), cpu.times(x.host, nullptr)));
     }
 }
 
-// 67 rows of activations, in tiles: those at edges have the same bits as by themselves.
-void test_tile(DType type, int64_t rows, int64_t cols) {
-    const int64_t n = 67, edges[] = {0, 63, 64, 66};
-    const Weights w(type, rows, cols);
-    const Array<float> bias(normal(rows));
-    const Activations x(normal(n * cols), n);
-    ops.quantise(stream(), x.device);
-    const Array<float> y(size_t(n * rows)), z(size_t(n * rows));
-    const DeviceProduct all{w.device, y.get(), bias.get()};
-    ops.matmul(stream(), x.device, &all, 1);
-    for (int64_t t : edges) {
-        const DeviceInput one{x.x.get() + t * cols, x.q.get() + t * cols, x.s.get() + t * cols / kQ,
-                              1, int(cols)};
-        const DeviceProduct alone{w.device, z.get() + t * rows, bias.get()};
-        ops.matmul(stream(), one, &alone, 1);
+void test_products() {
+    for (DType type : kTypes) {
+        const bool small = info(type).block != kQK;
+        test_product(type, 10, small ? 288 : 256, {1, 3, 8, 11});
+        test_product(type, 67, 1280, {1, 3});
     }
-    const Floats got = noted(y.read()), expected = z.read();
-    for (int64_t t : edges) {
-        const int64_t begin = t * rows;
-        CHECK(
-            std::equal(got.begin() + begin, got.begin() + begin + rows, expected.begin() + begin));
+    // Several slabs of columns, and blocks with more rows.
+    for (DType type : {DType::F16, DType::F32, DType::Q4_0, DType::Q4_1, DType::Q6_K}) {
+        test_product(type, 21, 4864, {1, 2});
+        test_product(type, 4099, 256, {1});
+    }
+    // Weights of several types and heights that share an input.
+    const int64_t cols = 512;
+    const Activations x(normal(cols), 1);
+    ops.quantise(stream(), x.device);
+    const Weights a(DType::Q4_K, 40, cols), b(DType::Q4_K, 9, cols), c(DType::F16, 20, cols);
+    const Weights* all[] = {&a, &b, &c};
+    std::vector<std::unique_ptr<Array<float>>> y;
+    std::vector<DeviceProduct> products;
+    for (const Weights* w : all) {
+        y.push_back(std::make_unique<Array<float>>(size_t(w->host.rows)));
+        products.push_back({w->device, y.back()->get(), nullptr});
+    }
+    ops.matmul(stream(), x.device, products.data(), 3);
+    for (size_t i = 0; i < 3; i++) {
+        CHECK(like_the_cpus(noted(y[i]->read()), CpuMatrix(all[i]->host).times(x.host, nullptr)));
     }
 }
 
 void test_tiles() {
-    for (DType type : kTypes) test_tile(type, 10, info(type).block == kQK ? 256 : 288);
-    for (DType type : {DType::F16, DType::Q4_0, DType::Q6_K}) test_tile(type, 70, 1536);
+    for (DType type : kTypes) {
+        test_product(type, 10, info(type).block == kQK ? 256 : 288, {67});
+    }
+    for (DType type :
+         {DType::F16, DType::Q4_0, DType::Q4_1, DType::Q2_K, DType::Q4_K, DType::Q6_K}) {
+        test_product(type, 70, 1536, {67});
+    }
 }
 
 void test_positions() {

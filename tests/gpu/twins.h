@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <string>
 
 #include "cuda/ops.h"
 #include "ggml/math.h"
@@ -89,6 +90,43 @@ struct Weights {
     Matrix host;
     std::unique_ptr<Array<uint8_t>> planes;
     DeviceRows device;
+};
+
+// Does this machine's CPU have the bits of a device's products? Those without fused multiply and
+// add do not (cuda/ops/terms.h).
+inline bool cpu_fuses() {
+    const std::string isa = isa_name(context.kernels);
+    return isa != "generic" && isa != "avx";
+}
+inline bool like_the_cpus(const Floats& got, const Floats& expected) {
+    return cpu_fuses() ? same_bits(got, expected) : difference(got, expected) < kRounding;
+}
+
+// A matrix as products of the CPU read it: blocks in strips.
+class CpuMatrix {
+ public:
+    explicit CpuMatrix(const Matrix& of) : m_(of) {
+        if (!of.quantised()) return;
+        const int64_t bytes = of.row_bytes();
+        packed_.resize(size_t((of.rows + kStrip - 1) / kStrip * kStrip * bytes));
+        for (int64_t r = 0; r < of.rows; r += kStrip) {
+            pack_strip(of.type, of.data + r * bytes, std::min(kStrip, of.rows - r), of.cols,
+                       packed_.data() + r * bytes);
+        }
+        m_.layout = Layout::strips;
+        m_.data = packed_.data();
+    }
+    CpuMatrix(const CpuMatrix&) = delete;
+    // Its product with some rows of an input, in 8 bits too.
+    Floats times(const Input& x, const float* bias) const {
+        Floats y(size_t(x.rows * m_.rows));
+        matmul(context, x, {{m_, y.data(), bias}});
+        return y;
+    }
+
+ private:
+    Matrix m_;
+    std::vector<uint8_t> packed_;
 };
 
 // Rows of activations in both forms; in 8 bits too.

@@ -15,6 +15,9 @@ struct Kernels;
 // unknown or cannot run here.
 const cpu::Kernels& select_kernels();
 const char* isa_name(const cpu::Kernels& kernels);
+// Sums side by side of a row of floats in these kernels (matmul), which are added by halves at the
+// end: 8 or 16, and 1 in generic.
+int float_lanes(const cpu::Kernels& kernels);
 // Instruction sets of this kind of processor that the build is without, separated by ", "; "" if it
 // has all (CMake's PI_ISA).
 const char* isas_left_out();

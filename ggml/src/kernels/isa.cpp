@@ -1,5 +1,6 @@
 // Selects the instruction set, from what was compiled, and what the processor and the operating
 // system support.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -168,7 +169,13 @@ constexpr int kIsaCount = sizeof(kIsas) / sizeof(kIsas[0]);
 Kernels build(int isa) {
     Kernels k{};
     k.isa = kIsas[isa].name;
+    k.float_lanes = 1;
     for (int i = kIsaCount - 1; i >= isa; i--) {
+        const char* const name = kIsas[i].name;
+        if (kIsas[i].built && std::strcmp(name, "generic") != 0) {
+            const bool wide = !std::strcmp(name, "avx512");
+            k.float_lanes = std::max(k.float_lanes, wide ? 16 : 8);
+        }
 #define KERNEL(op, dtype, isa_, fn) \
     IF(GGML_BUILT_##isa_)           \
     (if (!std::strcmp(kIsas[i].name, #isa_)) k.op[int(DType::dtype)] = isa_::fn;)
@@ -229,6 +236,10 @@ const cpu::Kernels& select_kernels() {
 
 const char* isa_name(const cpu::Kernels& kernels) {
     return kernels.isa;
+}
+
+int float_lanes(const cpu::Kernels& kernels) {
+    return kernels.float_lanes;
 }
 
 const char* isas_left_out() {

@@ -186,6 +186,7 @@ constexpr int kTypes = 48;  // ids of weight types are smaller
 
 struct Kernels {
     const char* isa;
+    int float_lanes;  // sums side by side of matmul
     matmul_fn matmul[kTypes];
     strip_fn strip[kTypes];
     accumulate_fn accumulate[kTypes];

@@ -6,6 +6,7 @@
 // neurons run at the same time, and read them from the cache.
 #include "cuda/ops.h"
 #include "cuda/ops/ffn.h"
+#include "cuda/ops/products.h"
 
 namespace ggml::GGML_GPU {
 
@@ -85,24 +86,8 @@ __global__ void select_kernel(Choice choice, DeviceLists lists) {
 
 // ---- what neurons send down ---------------------------------------------------------------------
 
-constexpr int kNeurons = 4;  // of a block, one a warp
-
-// The product of a warp's neuron with its row of one matrix, the same in every lane.
-template <DType type>
-__device__ inline float product(const uint8_t* row, const float* bias, const DeviceInput& x,
-                                int neuron, int lane) {
-    float sum[1];
-    row_dot<type, 1>(row, x, int(blockIdx.x), 1, lane, sum);
-    return lanes_sum(sum[0]) + (bias ? bias[neuron] : 0.0f);
-}
-
-// What the gate's value becomes with the neuron's up row.
-template <DType type>
-__device__ inline float times_up(const DeviceNeurons& w, float value, const DeviceInput& x,
-                                 int neuron, int row, int lane) {
-    const float up = product<type>(w.up.data + row * w.up.stride, w.up_bias, x, neuron, lane);
-    return value * (w.act == Activation::drelu ? activate(w, up) : up);
-}
+// Of a block. Few, since a short list would otherwise have too few blocks for a card.
+constexpr int kNeurons = 8;
 
 // The list of a block's row.
 struct OwnList {
@@ -115,57 +100,84 @@ struct OwnList {
     }
 };
 
-// Adds the number of a block's warps that say yes, with one atomic. Warps beyond the end of the
-// list may have ended; if the first one has, all have.
+// Neurons [first, first + n) of a list, whose products a block computes. The first n threads have
+// one each.
+template <DType type>
+struct NeuronBlock {
+    using Rows = Products<type, 1>;
+    struct Shared {
+        typename Rows::Shared products;
+        int row[kNeurons];
+        int n;
+    };
+    const DeviceNeurons& w;
+    const DeviceInput& x;
+    int lanes;
+    int neuron, row;  // this thread's
+    Shared& shared;
+
+    // The product of this thread's neuron, if it wants one, with its row of a matrix. In a warp's
+    // first lanes; all threads of the block come here.
+    __device__ float product(const DeviceRows& m, const float* bias, bool wants) const {
+        const int thread = int(threadIdx.x);
+        const unsigned wanting = __ballot_sync(kAll, wants);
+        const int place = __popc(wanting & ((1u << thread % kWarp) - 1));
+        if (wants) shared.row[place] = row;
+        if (thread == 0) shared.n = __popc(wanting);
+        __syncthreads();
+        const int n = shared.n;
+        if (n == 0) return 0;
+        const RowsOfCall rows{nullptr, int(blockIdx.x), 1};
+        Rows::multiply([&](int r) { return m.data + shared.row[r] * m.stride; }, n, kNeurons, x,
+                       rows, lanes, shared.products);
+        if (!wants) return 0;
+        return shared.products.sum[place] + (bias ? bias[neuron] : 0.0f);
+    }
+    // What the gate's value becomes with the neuron's up row.
+    __device__ float times_up(float value) const {
+        const float up = product(w.up, w.up_bias, value != 0);
+        if (value == 0) return value;
+        return value * (w.act == Activation::drelu ? activate(w, up) : up);
+    }
+};
+
+// Adds the number of a warp's lanes that say yes, with one atomic of the first warp, which has all.
 __device__ inline void tally(unsigned long long* total, bool yes) {
-    if (!total) return;
-    const int n = __syncthreads_count(yes && threadIdx.x % kWarp == 0);
-    if (threadIdx.x == 0 && n > 0) atomicAdd(total, (unsigned long long)n);
+    const int n = __popc(__ballot_sync(kAll, yes));
+    if (total && threadIdx.x == 0 && n > 0) atomicAdd(total, (unsigned long long)n);
 }
 
-// Block (x, y): neurons [4 y, 4 y + 4) of the list of row x. h[i] = what neuron i of the list
+// Block (x, y): neurons [8 y, 8 y + 8) of the list of row x. h[i] = what neuron i of the list
 // multiplies its down row with; up is read only where the gate fires. Gate and up have one type.
-// Without a gate: the activated product with up.
+// Without a gate: the activated product with up. With `later`, only the second half: for an up of
+// another type than the gate's, whose activated values are in h.
 template <DType type>
-__global__ void fire_kernel(DeviceNeurons w, DeviceInput x, DeviceLists lists, float* h,
-                            FfnCounts counts) {
+__global__ void __launch_bounds__(kRowThreads)
+    fire_kernel(DeviceNeurons w, DeviceInput x, DeviceLists lists, float* h, FfnCounts counts,
+                bool later, int lanes) {
+    using Block = NeuronBlock<type>;
+    GGML_SHARED(typename Block::Shared, shared, 1);
     const OwnList list(lists);
-    const int lane = int(threadIdx.x) % kWarp;
-    const int i = int(blockIdx.y) * kNeurons + int(threadIdx.x) / kWarp;
-    if (i >= list.n) return;  // a whole warp
-    const int neuron = list.ids[i], row = row_of(w, neuron);
-    const bool gated = w.gate.data != nullptr;
-    const uint8_t* first =
-        gated ? w.gate.data + row * w.gate.stride : w.up.data + row * w.up.stride;
-    float value =
-        activate(w, product<type>(first, gated ? w.gate_bias : w.up_bias, x, neuron, lane));
-    const bool computed = value != 0;
-    if (gated && computed) value = times_up<type>(w, value, x, neuron, row, lane);
-    if (lane == 0) h[int64_t(blockIdx.x) * w.n + i] = value;
-    if (counts.proposed && i == 0 && lane == 0) {
-        atomicAdd(counts.proposed, (unsigned long long)list.n);
-    }
-    tally(counts.computed, computed);
-    tally(counts.fired, value != 0);
-}
-
-// The second half of fire_kernel, for an up of another type than the gate's, whose activated values
-// are in h.
-template <DType type>
-__global__ void up_kernel(DeviceNeurons w, DeviceInput x, DeviceLists lists, float* h,
-                          FfnCounts counts) {
-    const OwnList list(lists);
-    const int lane = int(threadIdx.x) % kWarp;
-    const int i = int(blockIdx.y) * kNeurons + int(threadIdx.x) / kWarp;
-    if (i >= list.n) return;  // a whole warp
+    const int thread = int(threadIdx.x), first = int(blockIdx.y) * kNeurons, i = first + thread;
+    if (first >= list.n) return;  // a whole block
+    const bool mine = thread < kNeurons && i < list.n;
+    const int neuron = mine ? list.ids[i] : 0;
+    const Block block{w, x, lanes, neuron, mine ? row_of(w, neuron) : 0, shared[0]};
     h += int64_t(blockIdx.x) * w.n;
-    float value = h[i];
-    if (value != 0) {
-        const int neuron = list.ids[i];
-        value = times_up<type>(w, value, x, neuron, row_of(w, neuron), lane);
-        if (lane == 0) h[i] = value;
+    const bool gated = w.gate.data != nullptr;
+    float value = 0;
+    if (later) {
+        if (mine) value = h[i];
+    } else {
+        const float sum =
+            block.product(gated ? w.gate : w.up, gated ? w.gate_bias : w.up_bias, mine);
+        if (mine) value = activate(w, sum);
+        tally(counts.computed, value != 0);
     }
+    if (later || gated) value = block.times_up(value);
+    if (mine) h[i] = value;
     tally(counts.fired, value != 0);
+    if (counts.proposed && i == 0) atomicAdd(counts.proposed, (unsigned long long)list.n);
 }
 
 // ---- down ---------------------------------------------------------------------------------------
@@ -227,27 +239,25 @@ void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput
     if (device_parts(x.rows, lists.rows) == 1) return every_neuron(stream, w, x, lists, scratch);
     const dim3 grid(unsigned(x.rows), blocks_for(w.up.rows, kNeurons));
     const FfnCounts counts(scratch.counts);
-    if (!w.gate || w.gate.type == w.up.type) {
-        with_type(w.up.type, [&](auto both) {
-            launch<fire_kernel<decltype(both)::type>>(stream, grid, kNeurons * kWarp, w, x, lists,
-                                                      scratch.h, counts);
+    const auto fire = [&](const DeviceNeurons& of, const FfnCounts& counted, bool later) {
+        with_type((of.gate && !later ? of.gate : of.up).type, [&](auto tag) {
+            launch<fire_kernel<decltype(tag)::type>>(stream, grid, kRowThreads, of, x, lists,
+                                                     scratch.h, counted, later, float_lanes());
         });
+    };
+    if (!w.gate || w.gate.type == w.up.type) {
+        fire(w, counts, false);
     } else {
         // A kernel for every pair of types would be 225 of them.
         DeviceNeurons gate = w;
         gate.up = w.gate;
         gate.up_bias = w.gate_bias;
         gate.gate = {};
-        FfnCounts not_fired = counts;
-        not_fired.fired = nullptr;
-        with_type(w.gate.type, [&](auto first) {
-            launch<fire_kernel<decltype(first)::type>>(stream, grid, kNeurons * kWarp, gate, x,
-                                                       lists, scratch.h, not_fired);
-        });
-        with_type(w.up.type, [&](auto second) {
-            launch<up_kernel<decltype(second)::type>>(stream, grid, kNeurons * kWarp, w, x, lists,
-                                                      scratch.h, counts);
-        });
+        FfnCounts of_gate = counts, of_up = counts;
+        of_gate.fired = nullptr;
+        of_up.proposed = nullptr;
+        fire(gate, of_gate, false);
+        fire(w, of_up, true);
     }
     with_type(w.down.type, [&](auto down) {
         const dim3 parts(unsigned(x.rows), blocks_for(w.down.cols, kColumns), kDeviceParts);

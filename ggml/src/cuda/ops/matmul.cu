@@ -1,56 +1,107 @@
-// Products of weights with a few rows of activations: a warp per row of weights.
+// Products of weights with a few rows of activations: a block of threads has some rows of weights.
+// Of a mixture: of its experts with the rows that chose them.
 #include "cuda/ops.h"
-#include "cuda/ops/rows.h"
+#include "cuda/ops/products.h"
 #include "cuda/ops/tiles.h"
+#include "ggml/context.h"
 
 namespace ggml::GGML_GPU {
 
 namespace {
 
-constexpr int kRows = 4;  // rows of weights in a block, one a warp
-constexpr int kMost = 8;  // rows of activations that share a reading of the weights
+constexpr int kMost = 8;      // rows of activations that share a reading of the weights
+constexpr int kBlocks = 256;  // enough for a card, whose processors have two of them each
 
-// Block x takes kRows rows of weights, block y `most` rows of activations.
+// Block (x, y, z) takes `planned` rows of weight z, and `most` rows of activations or, of a
+// mixture, one row with one of its experts.
 template <DType type, int most>
-__global__ void matmul_kernel(DeviceInput x, DeviceProduct p) {
-    const int lane = int(threadIdx.x) % kWarp;
-    const int row = int(blockIdx.x) * kRows + int(threadIdx.x) / kWarp;
-    if (row >= p.w.rows) return;  // a whole warp
-    const int first = int(blockIdx.y) * most;
-    const int n = x.rows - first < most ? x.rows - first : most;
-    float sum[most];
-    row_dot<type, most>(p.w.data + row * p.w.stride, x, first, n, lane, sum);
-    const float bias = p.bias ? p.bias[row] : 0.0f;
-    for (int t = 0; t < most; t++) {
-        if (t >= n) break;
-        const float total = lanes_sum(sum[t]);
-        if (lane == 0) p.y[int64_t(first + t) * p.w.rows + row] = total + bias;
-    }
+__global__ void __launch_bounds__(kRowThreads)
+    matmul_kernel(DeviceInput x, SameInput products, Mixture mixture, int planned, int lanes) {
+    using Rows = Products<type, most>;
+    GGML_SHARED(typename Rows::Shared, shared, 1);
+    const DeviceProduct p = products.own();
+    const Share share = few_share(x, p, mixture, most);
+    const int first = int(blockIdx.x) * planned;
+    if (share.rows.n <= 0 || first >= p.w.rows) return;
+    const int n_rows = p.w.rows - first < planned ? p.w.rows - first : planned;
+    Rows::multiply([&](int r) { return share.w + (first + r) * p.w.stride; }, n_rows, planned, x,
+                   share.rows, lanes, shared[0]);
+    const int t = int(threadIdx.x) % most, r = int(threadIdx.x) / most;
+    if (r >= n_rows || t >= share.rows.n) return;
+    float sum = shared[0].sum[int(threadIdx.x)];
+    if (share.bias) sum += share.bias[first + r];
+    p.y[int64_t(share.rows.y(t)) * p.w.rows + first + r] = sum;
 }
 
+// n products of one type. pairs: of a mixture.
 template <DType type, int most>
-void launch_product(DeviceStream* stream, const DeviceInput& x, const DeviceProduct& p) {
-    const dim3 grid(blocks_for(p.w.rows, kRows), blocks_for(x.rows, most));
-    launch<matmul_kernel<type, most>>(stream, grid, kRows * kWarp, x, p);
+void launch_rows(DeviceStream* stream, const DeviceInput& x, const SameInput& products, int n,
+                 const Mixture& mixture, int pairs) {
+    int rows = 0;
+    for (int i = 0; i < n; i++) rows = products.p[i].w.rows > rows ? products.p[i].w.rows : rows;
+    const unsigned calls = mixture.frame ? unsigned(pairs) : blocks_for(x.rows, most);
+    // Fewer rows of weights in a block where there would be too few blocks for a card.
+    constexpr int all = Products<type, most>::kRows;
+    const int planned = all > 8 && int64_t(rows) * calls * n < kBlocks * all ? 8 : all;
+    const dim3 grid(blocks_for(rows, planned), calls, unsigned(n));
+    launch<matmul_kernel<type, most>>(stream, grid, kRowThreads, x, products, mixture, planned,
+                                      float_lanes());
+}
+
+// Calls multiply(products, n) for products that stand side by side and have one type.
+template <typename Multiply>
+void by_type(const DeviceProduct* products, int n, const Multiply& multiply) {
+    for (int i = 0; i < n;) {
+        SameInput same;
+        int count = 0;
+        const DType type = products[i].w.type;
+        while (i < n && count < kTogether && products[i].w.type == type) {
+            same.p[count++] = products[i++];
+        }
+        multiply(same, count);
+    }
 }
 
 }  // namespace
 
+int float_lanes() {
+    static const int lanes = ggml::float_lanes(select_kernels());
+    return lanes < 8 ? 8 : lanes;
+}
+
 void matmul(DeviceStream* stream, const DeviceInput& x, const DeviceProduct* products, int n) {
-    for (int i = 0; i < n; i++) {
-        if (x.rows >= kDeviceTileRows) {
-            matmul_tiles(stream, x, products[i]);
-            continue;
-        }
-        with_type(products[i].w.type, [&](auto tag) {
+    by_type(products, n, [&](const SameInput& same, int count) {
+        if (x.rows >= kDeviceTileRows) return launch_tiles(stream, x, same, count, {}, 0);
+        with_type(same.p[0].w.type, [&](auto tag) {
             constexpr DType type = decltype(tag)::type;
             if (x.rows == 1) {
-                launch_product<type, 1>(stream, x, products[i]);
+                launch_rows<type, 1>(stream, x, same, count, {}, 0);
             } else {
-                launch_product<type, kMost>(stream, x, products[i]);
+                launch_rows<type, kMost>(stream, x, same, count, {}, 0);
             }
         });
-    }
+    });
+}
+
+void matmul_experts(DeviceStream* stream, const DeviceInput& x, const DeviceChoice& choice,
+                    const DeviceFrames& frames, const DeviceProduct* products, int n) {
+    const int pairs = choice.pairs();
+    const Mixture mixture{choice.expert,
+                          choice.first,
+                          choice.pair,
+                          frames.frame,
+                          frames.stride,
+                          choice.n_expert,
+                          x.rows == choice.rows ? choice.n_used : 1};
+    by_type(products, n, [&](const SameInput& same, int count) {
+        // Where experts have two rows on average, reading each of them once pays for tiles.
+        if (pairs >= 2 * choice.n_expert) {
+            return launch_tiles(stream, x, same, count, mixture, pairs);
+        }
+        with_type(same.p[0].w.type, [&](auto tag) {
+            launch_rows<decltype(tag)::type, 1>(stream, x, same, count, mixture, pairs);
+        });
+    });
 }
 
 }  // namespace ggml::GGML_GPU
