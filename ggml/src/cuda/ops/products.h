@@ -56,7 +56,7 @@ struct Mixture {
     __device__ Share of(const DeviceProduct& p, int e, const RowsOfCall& rows) const {
         const int at = frame[e];
         if (at < 0) return {};
-        return {p.w.data + at * stride, p.bias ? p.bias + int64_t(e) * p.w.rows : nullptr, rows};
+        return {p.w.data + at * stride, p.bias ? p.bias + at * (stride / 4) : nullptr, rows};
     }
 };
 
