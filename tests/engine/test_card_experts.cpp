@@ -36,6 +36,7 @@ CardOptions following(double bytes_per_token, float threshold = 0.5f) {
     CardOptions options;
     options.half_life = 8;
     options.long_run = 0;
+    options.fit = false;
     options.threshold = threshold;
     options.bytes_per_token = bytes_per_token;
     return options;
@@ -219,6 +220,39 @@ void test_follows() {
     }
 }
 
+// The fit finds out what says most about the next token: the average where tokens do not depend on
+// those before them, so that nothing moves; else the last ones.
+void test_fit() {
+    for (const bool local : {false, true}) {
+        CardOptions options;
+        options.bytes_per_token = 1600;
+        Card card = make(plain_shape(1, 64, 16), options);
+        std::mt19937 random(3);
+        std::vector<float> rate(64, local ? 0.125f : 0.05f);
+        for (size_t i = 0; i < 16 && !local; i++) rate[i] = 0.35f;
+        card->profile(rate);
+        int64_t copies = 0, hits = 0;
+        std::vector<int32_t> ids;
+        for (int t = 0; t < 2000; t++) {
+            ids.clear();
+            for (int32_t i = 0; i < 64; i++) {
+                const float now = local ? (i / 16 == t / 100 % 4 ? 0.5f : 0) : rate[size_t(i)];
+                if (float(random() % 1000) < 1000 * now) ids.push_back(i);
+            }
+            for (int32_t id : ids) hits += t >= 1000 && card->frame(id) >= 0;
+            for (const CardExperts::Move& m : token(*card, ids)) {
+                card->arrived(m.block);
+                copies += t >= 1000;
+            }
+        }
+        if (local) {
+            CHECK(hits > 6700 && copies >= 160 && copies < 300);
+        } else {
+            CHECK(hits > 5200 && copies < 20);
+        }
+    }
+}
+
 // Counts stay finite where units and averages are divided, and frames agree with their owners.
 void test_random_calls() {
     const CardShape shape = mixed_shape();
@@ -293,6 +327,7 @@ int main() {
     test_prompts();
     test_fixed();
     test_follows();
+    test_fit();
     test_random_calls();
     return check::summary("test_card_experts");
 }

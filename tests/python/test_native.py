@@ -29,7 +29,7 @@ def test_corpus(name: str) -> None:
 def test_tools_compile() -> None:
     """Those that measure, which no build makes without being asked."""
     tools = ("gpu_model", "gpu_speed", "one_strip", "kernel_speed", "state_speed")
-    tools += ("storage_speed", "batch_speed")
+    tools += ("storage_speed", "batch_speed", "card_replay")
     command = ["cmake", "--build", CPU, "--target", *tools]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]

@@ -11,6 +11,10 @@ namespace {
 // As in Residency: counts are divided when the unit is larger, and averages become a slow decay.
 constexpr double kLargestUnit = 1ull << 60;
 constexpr double kLongestAverage = 1 << 20;
+// The share of the average is fitted to the uses of this many blocks, in about 200 tokens.
+constexpr int64_t kFitProbes = 512;
+constexpr double kFitKeeps = 0.995, kFitPrior = 1;
+constexpr double kLeastLong = 0.1, kMostLong = 0.95;
 // What the last token used goes only for an expert that is worth so many more uses, besides the
 // threshold: the next token is likely to use it again.
 constexpr float kJustUsed = 1;
@@ -56,11 +60,15 @@ CardExperts::CardExperts(ggml::Carver& carver, const CardShape& shape, const Car
     }
     carver.take(blocks_, {shape.n_blocks()});
     carver.take(owners_, {shape.frames()});
+    n_probes_ = options.policy == CardPolicy::follow ? std::min(shape.n_blocks(), kFitProbes) : 0;
+    carver.take(probes_, {n_probes_});
     carver.take(missing_, {shape.n_blocks()});
     carver.take(resident_, {shape.frames()});
     if (blocks_) std::fill_n(blocks_, shape.n_blocks(), Block());
     if (owners_) std::fill_n(owners_, shape.frames(), -1);
     growth_ = ggml::exp_f64(0.693147180559945309 / double(options.half_life));
+    differ_ = kFitPrior;
+    agree_ = kFitPrior * double(options.long_run);
     horizon_ = float(1 / (1 - 1 / growth_));
     weigh();
 }
@@ -115,13 +123,17 @@ void CardExperts::begin(int32_t n) {
 void CardExperts::begin_prompt(int32_t n) {
     prompt_ = true;
     pass(n, double(std::min(n, options_.prompt_tokens)));
+    begun_ = 0;  // many rows at once use what is used on average: nothing to learn for one token
 }
 
 // n rows that count as so many tokens, spread over them evenly.
 void CardExperts::pass(int32_t n, double tokens) {
+    if (begun_ > 0) fit();
+    begun_ = tokens;
     const double passed = ggml::exp_f64(tokens * 0.693147180559945309 / double(options_.half_life));
     unit_ *= std::min(passed, kLargestUnit);
     rescale(tokens);
+    probe();
     tokens_ += tokens;
     added_ = n > 1 && tokens > 0 ? unit_ * (1 - 1 / passed) / ((1 - 1 / growth_) * n) : unit_;
     if (tokens == 0) added_ = 0;
@@ -129,8 +141,34 @@ void CardExperts::pass(int32_t n, double tokens) {
     weigh();
 }
 
+// Least squares: the share s with which recent + s * (average - recent) would have predicted best
+// what the last tokens used.
+void CardExperts::fit() {
+    double agree = 0, differ = 0;
+    for (int64_t i = 0; i < n_probes_; i++) {
+        const Probe& p = probes_[i];
+        const Block& b = blocks_[i * shape_.n_blocks() / n_probes_];
+        const double used = double(b.all - p.all) / begun_;
+        const double apart = double(p.average) - double(p.recent);
+        agree += (used - double(p.recent)) * apart;
+        differ += apart * apart;
+    }
+    agree_ = kFitKeeps * agree_ + agree;
+    differ_ = kFitKeeps * differ_ + differ;
+}
+
+void CardExperts::probe() {
+    const auto recent = float(1 / (double(horizon_) * unit_));
+    const float average = tokens_ > 0 ? float(1 / tokens_) : 0;
+    for (int64_t i = 0; i < n_probes_; i++) {
+        const Block& b = blocks_[i * shape_.n_blocks() / n_probes_];
+        probes_[i] = {b.recent * recent, b.all * average, b.all};
+    }
+}
+
 void CardExperts::weigh() {
-    const double share = tokens_ > 0 ? double(options_.long_run) : 0;
+    const double fitted = std::clamp(agree_ / differ_, kLeastLong, kMostLong);
+    const double share = tokens_ > 0 ? (options_.fit ? fitted : double(options_.long_run)) : 0;
     recent_ = float((1 - share) / unit_);
     average_ = tokens_ > 0 ? float(share * double(horizon_) / tokens_) : 0;
 }

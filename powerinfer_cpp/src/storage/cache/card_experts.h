@@ -38,22 +38,34 @@ enum class CardPolicy {
     fixed = 1,   // those of the profile stay
 };
 
+// Defaults are from replays of stated routers (scripts/card_experts.py; docs/gpu.md). They take at
+// most 6% longer than the best of a grid in each case, and no longer than a profile's fixed set,
+// which they keep where popularity is all that there is: so a profile is no reason not to follow.
+// With a share of the average that is not fitted the best ones take up to 12% longer.
 struct CardOptions {
     CardPolicy policy = CardPolicy::follow;
-    float half_life = 12;  // tokens
+    float half_life = 12;  // tokens; 6 to 25 are as good
     // Share of the average over the profile and all tokens in the worth; the rest is the decayed
-    // count's.
-    float long_run = 0.2f;
+    // count's. With `fit` only at first: then it is fitted to what tokens use, as in Residency.
+    float long_run = 0.4f;
+    bool fit = true;
     // So many more uses than its victim an expert must be worth. A copy reads RAM once more, and so
     // does a use that it saves.
-    float threshold = 1;
-    // Of copies, for each generated token. What is not used is not saved for later.
+    float threshold = 0.75f;
+    // Of copies, for each generated token; 0: none are made. What is not used is not saved for
+    // later.
     double bytes_per_token = 0;
     float profile_tokens = 1000;  // that the profile weighs in the average
     // A prompt's rows count as so many tokens together, at most: a long one must not replace
     // everything that is known, and nothing is copied for it.
     int32_t prompt_tokens = 4;
 };
+
+// A budget of bytes per token, so that copies take half of the bus beside a token of such a length.
+// In replays fewer pay where nothing limits them: at most 45 experts of Qwen3-30B-A3B a token.
+constexpr double copies_per_token(double bus_bytes_per_s, double token_s) {
+    return 0.5 * bus_bytes_per_s * token_s;
+}
 
 class CardExperts {
  public:
@@ -87,7 +99,7 @@ class CardExperts {
     // These blocks were used, each by `rows` of the rows that the step has. Constant time per id.
     void used(const int32_t* blocks, int64_t n, float rows = 1);
     // The copies that pay, in the order of what they save per byte; nothing after prompts. Once per
-    // step, after what it used. Goes over all blocks: some 10 us for 6,000 of them.
+    // step, after what it used. Goes over all blocks: some 40 us for 6,000 of them.
     void choose(std::vector<Move>& moves);
 
     // A copy has ended: from here on the block has its frame.
@@ -115,6 +127,11 @@ class CardExperts {
         float worth;
         int32_t id;  // of a block or a frame
     };
+    // A block by which the share of the average is fitted: both rates before the last step.
+    struct Probe {
+        float recent, average;
+        float all;  // of Block
+    };
     struct Pair {
         float gain;  // per byte
         int32_t of_class;
@@ -127,6 +144,8 @@ class CardExperts {
     int64_t rank_missing(int32_t of_class, int64_t most);
     int64_t rank_frames(int32_t of_class, int64_t most);
     void pass(int32_t n, double tokens);
+    void fit();
+    void probe();
     void weigh();
     void rescale(double tokens);
 
@@ -139,6 +158,10 @@ class CardExperts {
     int32_t* owners_ = nullptr;   // by frame, of all classes
     Ranked* missing_ = nullptr;   // room for what rank_missing() finds
     Ranked* resident_ = nullptr;  // and rank_frames()
+    Probe* probes_ = nullptr;
+    int64_t n_probes_ = 0;
+    double agree_ = 0, differ_ = 0;  // sums of the fit
+    double begun_ = 0;               // tokens of the last step, as they count
     int64_t pending_ = 0;
     int32_t step_ = 0;
     bool prompt_ = false;
