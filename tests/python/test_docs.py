@@ -29,8 +29,9 @@ COMMAND = re.compile(r"(?:\./)?powerinfer ([a-z][a-z-]*)(.*)|(?:\./)?(convert\.p
 # Options of programs that are not ours, and of ./run and pytest.
 OTHERS = {"--seconds", "--seed", "--only", "--preset", "--build", "--all", "--nightly", "--record"}
 OTHERS |= {"--tasks", "--include", "--from", "--no-install-recommends"}  # lm_eval, containers
-OTHERS |= {"--toolchain", "--target", "--local-dir"}  # cmake, hf
+OTHERS |= {"--toolchain", "--target", "--local-dir", "--moe-cache-mib"}  # cmake, hf, llama.cpp
 for _script in (
+    "card_experts.py",
     "clients.py",
     "gpu/__main__.py",
     "hurt.py",
