@@ -50,14 +50,14 @@ Floats answer(Session& session, uint32_t seed = 3) {
 }
 
 // What was planned is what is there; every use of an expert was counted.
-void check_counts(const Session& session) {
+void check_counts(const Session& session, int64_t rows = 20) {
     const Model& m = *session.model;
     const Plan plan = make_plan(m, session.params);
     const ggml::Device& device = *m.device->device;
     CHECK(device.allocated_bytes() + device.context_bytes() == total(plan.parts, Tier::gpu));
     for (const FeedForward* part : m.ffns) {
         const ggml::NeuronCounts& all = session.counts.neurons[size_t(part->index)];
-        CHECK(all.rows == 20 * part->n_used && all.computed == all.rows * part->n_ff);
+        CHECK(all.rows == rows * part->n_used && all.computed == all.rows * part->n_ff);
         const ggml::NeuronCounts& there = session.counts.on_device[size_t(part->index)];
         CHECK(there.rows <= all.rows && there.computed == there.rows * part->n_ff);
     }
@@ -102,12 +102,65 @@ void test_bits(DType type) {
     }
 }
 
+// RAM and VRAM of a model whose experts are on three tiers.
+struct Budgets {
+    Budgets(const std::string& path, const pi_session_params& session, double hot) {
+        const Range range = budgets(path, session);
+        params = on_device(range.least + uint64_t(hot * double(range.most - range.least)), session);
+        params.ram_budget = kNoLimit;
+        for (const PlanPart& p : make_plan(*Model::inspect(path, params), session).parts)
+            all += p.tier == Tier::ram ? p.bytes : 0;
+        params.ram_budget = 1;
+        const auto model = Model::inspect(path, params);
+        CHECK(model->storage && model->storage->experts);
+        if (model->storage) least = model->storage->least;
+    }
+    pi_model_params params;
+    uint64_t all = 0, least = 0;  // bytes of RAM
+};
+
+// The same bits with the disk as the third tier; also when it fails in the midst of a token.
+void test_disk(DType type) {
+    Shape shape = mixture(type);
+    shape.n_expert = 32, shape.n_ff = 512;
+    const std::string path = written(shape);
+    pi_session_params params = session_params(2, 20);
+    params.n_batch = 20;
+    Floats expected;
+    {
+        Session cpu(load(path), params);
+        expected = answer(cpu);
+    }
+    for (double hot : {0.1, 0.6}) {
+        Budgets b(path, params, hot);
+        CHECK(b.least > 0 && b.least < b.all);
+        for (double part : {0.0, 0.6}) {
+            b.params.ram_budget = b.least + uint64_t(part * double(b.all - 1 - b.least));
+            const auto model = Model::load(path, b.params);
+            CHECK(model->experts && model->device && model->device->experts);
+            if (!model->experts || !model->device) continue;
+            Session session(model, params);
+            const Floats got = answer(session);
+            CHECK(distance(got, expected) < 2e-2);
+            for (int i = 0; i < 3; i++) CHECK(same(answer(session), got));
+            check_counts(session, 4 * 20);
+            const Plan plan = make_plan(*model, params);
+            CHECK(total(plan.parts, Tier::ram) <= b.params.ram_budget);
+            CHECK(total(plan.parts, Tier::gpu) <= b.params.vram_budget);
+        }
+        b.params.ram_budget = b.least - 1;
+        CHECK_THROWS(memory, Model::load(path, b.params));
+    }
+}
+
 }  // namespace
 
 int main() {
     for (DType type : {DType::F32, DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q6_K,
                        DType::MXFP4}) {
-        test_bits(type);
+        if (!getenv("ONLY")) test_bits(type);
     }
+    test_disk(DType::Q4_0);
+    test_disk(DType::F16);
     return check::summary("test_mixture");
 }

@@ -87,6 +87,11 @@ class Device {
     virtual void* allocate_shared(uint64_t bytes, const char* what) = 0;
     virtual void release_shared(void* memory) noexcept = 0;
 
+    // Fixes pages of host memory, so that copies from there neither wait for the system nor for the
+    // caller. False if the system refuses: then copies are slower.
+    virtual bool pin(void* memory, uint64_t bytes) = 0;
+    virtual void unpin(void* memory) noexcept = 0;
+
     // Releasing a stream waits for its work: own it after the memory that its work uses, so that it
     // goes first.
     virtual DeviceStream* new_stream() = 0;
@@ -142,6 +147,30 @@ class Owned {
  private:
     Device* device_ = nullptr;
     T* value_ = nullptr;
+};
+
+// Host memory of the owner's that is pinned for as long as this; or nothing, where the system
+// refuses. Goes before the memory.
+class PinnedMemory {
+ public:
+    PinnedMemory() = default;
+    PinnedMemory(Device& device, void* memory, uint64_t bytes)
+        : device_(&device), memory_(bytes && device.pin(memory, bytes) ? memory : nullptr) {}
+    ~PinnedMemory() {
+        if (memory_) device_->unpin(memory_);
+    }
+    PinnedMemory(PinnedMemory&& other) noexcept
+        : device_(other.device_), memory_(std::exchange(other.memory_, nullptr)) {}
+    PinnedMemory& operator=(PinnedMemory&& other) noexcept {
+        std::swap(device_, other.device_);
+        std::swap(memory_, other.memory_);
+        return *this;
+    }
+    explicit operator bool() const { return memory_ != nullptr; }
+
+ private:
+    Device* device_ = nullptr;
+    void* memory_ = nullptr;
 };
 
 // Arrays of T on a device, and in host memory that both sides see.

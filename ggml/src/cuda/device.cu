@@ -110,6 +110,17 @@ class GpuDevice : public Device {
         release_here([memory] { cudaFreeHost(memory); });
     }
 
+    bool pin(void* memory, uint64_t bytes) override {
+        const cudaError_t error = cudaHostRegister(memory, bytes, cudaHostRegisterDefault);
+        if (error != cudaSuccess) cudaGetLastError();
+        return error == cudaSuccess;
+    }
+    void unpin(void* memory) noexcept override {
+        // At once, since the memory goes now.
+        cudaSetDevice(index_);
+        cudaHostUnregister(memory);
+    }
+
     DeviceStream* new_stream() override {
         cudaStream_t stream = nullptr;
         check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a new stream");

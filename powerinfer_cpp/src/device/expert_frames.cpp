@@ -12,6 +12,10 @@ using ggml::size_sum;
 
 namespace {
 
+// Bytes per second of PCIe 4, and the time that no token is expected to take longer than: between
+// two of them somebody may have been asked for input.
+constexpr double kBus = 25e9, kLongToken = 0.2;
+
 uint64_t array_bytes(uint64_t bytes) {
     return ggml::size_rounded_up(bytes, ggml::kDeviceGranule);
 }
@@ -21,6 +25,14 @@ uint64_t array_bytes(uint64_t bytes) {
 uint64_t FrameShape::Matrix::ram_bytes() const {
     const auto layout = ggml::has_strips(type) ? ggml::Layout::strips : ggml::Layout::rows;
     return uint64_t(ggml::Matrix{type, layout, rows, cols, nullptr}.bytes());
+}
+
+int64_t FrameShape::experts() const {
+    int64_t n = 0;
+    for (size_t i = 0; i < card.class_of.size(); i++) {
+        if (card.class_of[i] >= 0) n += card.before[i + 1] - card.before[i];
+    }
+    return n;
 }
 
 uint64_t FrameShape::frames_bytes() const {
@@ -34,26 +46,28 @@ uint64_t FrameShape::frames_bytes() const {
 uint64_t FrameShape::device_bytes() const {
     if (!staged) return 0;  // there are no experts
     const uint64_t table = size_product(uint64_t(card.n_blocks()), sizeof(int32_t));
-    return size_sum(array_bytes(frames_bytes()), array_bytes(table));
+    return size_sum(size_sum(array_bytes(frames_bytes()), array_bytes(table)), array_bytes(staged));
 }
 
-uint64_t FrameShape::shared_bytes() const {
+uint64_t FrameShape::shared_bytes(bool changes) const {
     return size_sum(size_product(uint64_t(card.n_blocks()), sizeof(int32_t)),
-                    size_product(kStagedExperts, staged));
+                    changes ? size_product(kStagedExperts, staged) : 0);
 }
 
 ExpertFrames::ExpertFrames(ggml::Device& device, const FrameShape& shape,
-                           const std::vector<const FeedForward*>& ffns)
+                           const std::vector<const FeedForward*>& ffns, bool changes)
     : device_(device),
       shape_(shape),
       ffns_(ffns),
       memory_(device, shape.frames_bytes(), "experts"),
       there_(device, uint64_t(shape.card.n_blocks()), "the table of experts"),
       sent_(device, uint64_t(shape.card.n_blocks()), "the table of experts"),
-      staging_(device, kStagedExperts * shape.staged, "experts on their way"),
+      landing_(device, shape.staged, "an expert on its way"),
+      changes_(changes),
       table_(size_t(shape.card.n_blocks()), -1),
       tables_(ggml::carved_bytes<CardExperts>(shape.card), "which experts a device has"),
       copies_(device, device.new_stream()) {
+    if (changes) staging_ = {device, kStagedExperts * shape.staged, "experts on their way"};
     uint64_t begin = 0;
     for (const CardShape::Class& c : shape.card.classes) {
         begins_.push_back(begin);
@@ -114,7 +128,14 @@ void ExpertFrames::publish_table(ggml::DeviceStream* stream) {
 }
 
 void ExpertFrames::begin(ggml::DeviceStream* stream, int64_t n, bool generated) {
-    rows_ = float(n);
+    // What crosses the bus in the time of a token.
+    const auto now = std::chrono::steady_clock::now();
+    if (was_token_) {
+        const double seconds = std::chrono::duration<double>(now - begun_).count();
+        experts_.set_bytes_per_token(copies_per_token(kBus, std::min(seconds, kLongToken)));
+    }
+    begun_ = now;
+    was_token_ = generated && n == 1;
     if (generated) {
         experts_.begin(int32_t(n));
     } else {
@@ -146,14 +167,15 @@ void ExpertFrames::used(const FeedForward& part, const int32_t* experts, int64_t
 uint64_t ExpertFrames::send(int32_t block, int32_t frame, int slot, const Bring& bring) {
     const FeedForward& part = *part_of(block);
     const Ffn& f = part.blocks[size_t(block - part.first_block)];
-    uint8_t* const begin = staging_.get() + uint64_t(slot) * shape_.staged;
-    uint8_t* to = begin;
+    uint8_t* staged = changes_ ? staging_.get() + uint64_t(slot) * shape_.staged : nullptr;
+    uint64_t sent = 0;
     size_t which = 0;
     const auto copy = [&](const void* from, uint64_t bytes) {
-        std::memcpy(to, from, bytes);
-        device_.ops().unfold(copies_.get(), to, rows(part, which, frame));
-        to += bytes;
-        which++;
+        if (staged) from = std::memcpy(staged + sent, from, bytes);
+        uint8_t* const to = landing_.get() + sent;
+        device_.copy_in(copies_.get(), to, from, bytes);
+        device_.ops().unfold(copies_.get(), to, rows(part, which++, frame));
+        sent += bytes;
     };
     const auto take = [&](const ggml::Matrix& gate, const ggml::Matrix& up,
                           const ggml::Matrix& down) {
@@ -171,26 +193,26 @@ uint64_t ExpertFrames::send(int32_t block, int32_t frame, int slot, const Bring&
             }
         }
     };
-    return bring(block, take) ? uint64_t(to - begin) : 0;
+    return bring(block, take) ? sent : 0;
 }
 
-uint64_t ExpertFrames::move(const Bring& bring) {
-    // Places of staging are free again when all copies have ended.
-    if (!on_the_way_.empty() && !device_.idle(copies_.get())) return 0;
-    if (!on_the_way_.empty()) return 0;  // they are not in the table yet
-    experts_.choose(moves_);
+uint64_t ExpertFrames::move(const std::function<bool(int32_t)>& ready, const Bring& bring) {
+    // The landing serves one copy after the other, and the table is changed by begin().
+    if (!on_the_way_.empty()) return 0;
+    experts_.choose(moves_, changes_ ? kStagedExperts : INT64_MAX, ready);
     uint64_t bytes = 0;
-    int slot = 0;
     for (const CardExperts::Move& move : moves_) {
-        const uint64_t sent = slot < kStagedExperts ? send(move.block, move.frame, slot, bring) : 0;
+        const auto slot = int(on_the_way_.size());
+        const uint64_t sent = send(move.block, move.frame, slot, bring);
         if (sent == 0) {
             experts_.dropped(move.block);
             continue;
         }
-        slot++;
         on_the_way_.push_back(move.block);
         bytes += sent;
     }
+    copies_made_ += int64_t(on_the_way_.size());
+    copied_bytes_ += bytes;
     return bytes;
 }
 

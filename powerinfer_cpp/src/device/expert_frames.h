@@ -1,11 +1,12 @@
 // The experts of mixtures that are on a device: frames in its memory, each with the matrices of an
 // expert, and copies from RAM. CardExperts decides which experts are there.
 //
-// An expert is copied while other rows are computed. It is read from RAM by the kernel that lays
-// its rows out, in memory that both sides see; nobody waits for it. The table of frames changes
-// between passes, when no row is being computed.
+// An expert is copied while other rows are computed, as it lies in RAM, and a kernel lays its rows
+// out; nobody waits for it. The table of frames changes between passes, when no row is being
+// computed.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -34,19 +35,22 @@ struct FrameShape {
     std::vector<std::vector<Matrix>> matrices;
     uint64_t staged = 0;  // bytes of an expert in RAM, at most
 
-    explicit operator bool() const { return card.frames() > 0; }
+    int64_t experts() const;        // that may have a frame
     uint64_t frames_bytes() const;  // of all frames
-    // What it takes of a device, with the table, and of memory that both sides see.
+    // What it takes of a device, with the table and a landing for an expert, and of memory that both
+    // sides see. changes: see ExpertFrames.
     uint64_t device_bytes() const;
-    uint64_t shared_bytes() const;
+    uint64_t shared_bytes(bool changes) const;
 };
-constexpr int kStagedExperts = 4;  // on their way at most
+constexpr int kStagedExperts = 4;
 
 class ExpertFrames {
  public:
-    // ffns: the feed-forward parts of the model, by their index. Throws Error(memory | device).
+    // ffns: the feed-forward parts of the model, by their index. changes: RAM may lose an expert
+    // while it is copied, since it is a cache of the disk: so kStagedExperts at most are on their
+    // way, in copies. Throws Error(memory | device).
     ExpertFrames(ggml::Device& device, const FrameShape& shape,
-                 const std::vector<const FeedForward*>& ffns);
+                 const std::vector<const FeedForward*>& ffns, bool changes);
 
     // Has the device a frame for an expert of this part, or for each of them for ever?
     bool any(const FeedForward& part) const;
@@ -63,19 +67,21 @@ class ExpertFrames {
     void begin(ggml::DeviceStream* stream, int64_t n, bool generated);
     // The experts that these pairs of rows and experts have chosen; in any order.
     void used(const FeedForward& part, const int32_t* experts, int64_t pairs);
-    // After the rows: sends experts that pay. bring(block, take) calls take(gate, up, down) with
-    // the matrices of a block as RAM has them, if it has them, and says whether it has. Returns the
-    // bytes that cross.
+    // After the rows: sends experts that pay, of those that are ready (null: all) in RAM.
+    // bring(block, take) calls take(gate, up, down) with the matrices of a block as RAM has them,
+    // if it has them, and says whether it has. Returns the bytes that cross.
     using Take = std::function<void(const ggml::Matrix& gate, const ggml::Matrix& up,
                                     const ggml::Matrix& down)>;
     using Bring = std::function<bool(int32_t block, const Take& take)>;
-    uint64_t move(const Bring& bring);
+    uint64_t move(const std::function<bool(int32_t)>& ready, const Bring& bring);
     // Before any row: fills the frames with the experts that are expected to be used most; rate:
     // uses per token of every block, or empty. Those that bring() does not have stay away.
     void fill(const std::vector<float>& rate, const Bring& bring);
 
     const CardExperts& policy() const { return experts_; }
-    void set_bytes_per_token(double bytes) { experts_.set_bytes_per_token(bytes); }
+    // Experts that have been copied since the beginning, without fill(), and their bytes.
+    int64_t copies() const { return copies_made_; }
+    uint64_t copied_bytes() const { return copied_bytes_; }
 
  private:
     ggml::DeviceRows rows(const FeedForward& part, size_t which, int32_t frame) const;
@@ -92,14 +98,19 @@ class ExpertFrames {
     std::vector<uint64_t> begins_;        // of each class in it
     ggml::DeviceArray<int32_t> there_;    // [blocks]: the table
     ggml::SharedArray<int32_t> sent_;     // [blocks]: of which that is a copy
-    ggml::SharedArray<uint8_t> staging_;  // [kStagedExperts][staged]
+    ggml::DeviceArray<uint8_t> landing_;  // [staged]
+    ggml::SharedArray<uint8_t> staging_;  // [kStagedExperts][staged], or nothing
+    const bool changes_;
     std::vector<int32_t> table_;          // [blocks]: frames that rows may use
     std::vector<int32_t> on_the_way_;     // blocks
     ggml::Memory tables_;                 // of experts_
     CardExperts experts_;
     std::vector<CardExperts::Move> moves_;
     std::vector<int32_t> blocks_;  // of used()
-    float rows_ = 1;               // of the pass
+    std::chrono::steady_clock::time_point begun_;  // the last pass
+    bool was_token_ = false;                       // it was one generated row
+    int64_t copies_made_ = 0;
+    uint64_t copied_bytes_ = 0;
     ggml::Owned<ggml::DeviceStream> copies_;
 };
 

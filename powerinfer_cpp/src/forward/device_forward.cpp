@@ -442,15 +442,16 @@ void DeviceForward::compute_experts(const Pass& p, int64_t i, const Kind& kind) 
 // Sends experts that pay to the device, from RAM. They are there for the next rows or the ones
 // after them: nobody waits for copies.
 void DeviceForward::move_experts(const Pass& p) {
-    p.counts.transferred += on_.experts->move([&](int32_t block, const ExpertFrames::Take& take) {
+    const auto ready = [&](int32_t block) { return p.source.ready(block); };
+    const auto bring = [&](int32_t block, const ExpertFrames::Take& take) {
         const FeedForward& part = *on_.experts->part_of(block);
-        const int64_t expert = block - part.first_block;
-        const Ffn& f = part.blocks[size_t(expert)];
-        if (!p.source.ready(block)) return false;  // only the disk has it
+        const Ffn& f = part.blocks[size_t(block - part.first_block)];
         const NeuronSource::Matrices w = p.source.matrices(p.context, block, f, 0);
         take(w.gate, w.up, w.down);
         return true;
-    });
+    };
+    p.counts.transferred += p.source.pages_experts() ? on_.experts->move(ready, bring)
+                                                     : on_.experts->move(nullptr, bring);
 }
 
 void DeviceForward::release() {

@@ -40,7 +40,8 @@ void allocate_device(Model& m) {
     if (on.split.piece)
         on.prompt_upload = std::make_unique<PromptUpload>(*on.device, on.split.piece);
     if (on.frames.staged) {
-        on.experts = std::make_unique<ExpertFrames>(*on.device, on.frames, m.ffns);
+        const bool changes = m.storage && m.storage->experts;
+        on.experts = std::make_unique<ExpertFrames>(*on.device, on.frames, m.ffns, changes);
     }
 }
 
@@ -77,6 +78,11 @@ void load_device_tables(Model& m) {
     }
     if (!on.experts) return;
     const std::lock_guard<ggml::DeviceCard> lock(on.card);
+    on.device->enter();
+    // Mapped files are not pinned: who maps them counts on the system to drop their pages.
+    if (on.frames.card.frames() < on.frames.experts()) {
+        m.pinned = ggml::PinnedMemory(*on.device, m.packed.data(), m.packed.size());
+    }
     on.experts->fill({}, [&](int32_t block, const ExpertFrames::Take& take) {
         const FeedForward& part = *on.experts->part_of(block);
         const Ffn& f = part.blocks[size_t(block - part.first_block)];

@@ -142,7 +142,8 @@ void plan_memory(Model& m, bool use_mmap, OnDisk stored) {
     }
     if (const FrameShape& frames = m.device->frames; frames.staged) {
         parts.push_back({Tier::gpu, Part::cache, -1, frames.device_bytes()});
-        parts.push_back({Tier::ram, Part::exchange, -1, frames.shared_bytes()});
+        const bool changes = stored == OnDisk::experts;
+        parts.push_back({Tier::ram, Part::exchange, -1, frames.shared_bytes(changes)});
     }
     const uint64_t context = m.device->device->context_bytes();
     if (context) parts.push_back({Tier::gpu, Part::context, -1, context});

@@ -139,6 +139,8 @@ struct Model {
     } weights_name;
     ggml::Memory packed;  // strips and bundles
     ggml::Memory plain;   // stored weights that were read, not mapped
+    // `packed`, where a device gets experts from it.
+    ggml::PinnedMemory pinned;
 
     // Reads the header only: config, vocabulary, budget, and weights with tensors found and shapes
     // and types checked. Throws Error naming file, key or tensor.

@@ -184,6 +184,9 @@ cudaError_t cudaFree(void* memory);
 enum : unsigned { cudaHostAllocDefault = 0, cudaHostAllocMapped = 2 };
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void* memory);
+enum : unsigned { cudaHostRegisterDefault = 0 };
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void* memory);
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned flags);
 
 struct CUstream_st;

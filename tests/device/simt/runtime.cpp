@@ -419,6 +419,14 @@ cudaError_t cudaFreeHost(void* memory) {
     return cudaSuccess;
 }
 
+cudaError_t cudaHostRegister(void*, size_t, unsigned) {
+    return begin();
+}
+
+cudaError_t cudaHostUnregister(void*) {
+    return cudaSuccess;
+}
+
 cudaError_t cudaHostGetDevicePointer(void** to, void* host, unsigned) {
     *to = host;
     return cudaSuccess;

@@ -64,6 +64,8 @@ class TimedDevice : public Device {
         return memory;
     }
     void release_shared(void* memory) noexcept override { std::free(memory); }
+    bool pin(void*, uint64_t) override { return true; }
+    void unpin(void*) noexcept override {}
 
     DeviceStream* new_stream() override {
         return reinterpret_cast<DeviceStream*>(new Stream(config_));

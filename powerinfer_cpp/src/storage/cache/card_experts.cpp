@@ -205,7 +205,8 @@ void CardExperts::used(const int32_t* blocks, int64_t n, float rows) {
 
 // The blocks of a class without a frame that are worth most, at most so many of them, by falling
 // worth; their number.
-int64_t CardExperts::rank_missing(int32_t of_class, int64_t most) {
+int64_t CardExperts::rank_missing(int32_t of_class, int64_t most,
+                                  const std::function<bool(int32_t)>& can) {
     int64_t n = 0;
     for (size_t part = 0; part < shape_.class_of.size(); part++) {
         if (shape_.class_of[part] != of_class) continue;
@@ -213,6 +214,7 @@ int64_t CardExperts::rank_missing(int32_t of_class, int64_t most) {
             const float value = worth(blocks_[i]);
             // Nobody is worth less than nothing.
             if (blocks_[i].frame != -1 || value < options_.threshold) continue;
+            if (can && !can(int32_t(i))) continue;
             missing_[n++] = {value, int32_t(i)};
         }
     }
@@ -245,7 +247,8 @@ int64_t CardExperts::rank_frames(int32_t of_class, int64_t most) {
     return found;
 }
 
-void CardExperts::choose(std::vector<Move>& moves) {
+void CardExperts::choose(std::vector<Move>& moves, int64_t most,
+                         const std::function<bool(int32_t)>& can) {
     moves.clear();
     if (prompt_) return;
     pairs_.clear();
@@ -253,7 +256,7 @@ void CardExperts::choose(std::vector<Move>& moves) {
         const double bytes = double(shape_.classes[size_t(c)].bytes);
         const double room = std::min(credit_ / bytes, double(shape_.n_blocks()));
         if (!decides(c) || room < 1) continue;
-        const int64_t missing = rank_missing(c, int64_t(room));
+        const int64_t missing = rank_missing(c, int64_t(room), can);
         const int64_t frames = rank_frames(c, missing);
         // The best one takes the worst frame, so the gains fall.
         for (int64_t i = 0; i < frames; i++) {
@@ -267,7 +270,7 @@ void CardExperts::choose(std::vector<Move>& moves) {
                      [](const Pair& a, const Pair& b) { return a.gain > b.gain; });
     for (const Pair& p : pairs_) {
         const double bytes = double(shape_.classes[size_t(p.of_class)].bytes);
-        if (credit_ < bytes) break;
+        if (credit_ < bytes || int64_t(moves.size()) == most) break;
         credit_ -= bytes;
         moves.push_back(p.move);
         if (p.move.evicted >= 0) blocks_[p.move.evicted].frame = -1;
@@ -286,12 +289,13 @@ void CardExperts::arrived(int32_t block) {
 
 void CardExperts::dropped(int32_t block) {
     Block& b = blocks_[block];
-    if (b.frame > -2) throw ggml::Error(ggml::Code::internal, "an expert that was not on its way");
+    if (b.frame == -1) throw ggml::Error(ggml::Code::internal, "an expert that has no frame");
+    const bool pending = b.frame < -1;
     const auto part = std::upper_bound(shape_.before.begin(), shape_.before.end(), block);
     const int32_t c = shape_.class_of[size_t(part - shape_.before.begin()) - 1];
-    owners_[first_frame_[size_t(c)] + (-2 - b.frame)] = -1;
+    owners_[first_frame_[size_t(c)] + (pending ? -2 - b.frame : b.frame)] = -1;
     b.frame = -1;
-    pending_--;
+    pending_ -= pending;
 }
 
 void CardExperts::drop() {

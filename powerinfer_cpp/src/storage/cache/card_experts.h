@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "ggml/carver.h"
@@ -100,11 +101,13 @@ class CardExperts {
     void used(const int32_t* blocks, int64_t n, float rows = 1);
     // The copies that pay, in the order of what they save per byte; nothing after prompts. Once per
     // step, after what it used. Goes over all blocks: some 40 us for 6,000 of them.
-    void choose(std::vector<Move>& moves);
+    // most: copies; can: may this block be copied now? Null: each of them.
+    void choose(std::vector<Move>& moves, int64_t most = INT64_MAX,
+                const std::function<bool(int32_t)>& can = nullptr);
 
     // A copy has ended: from here on the block has its frame.
     void arrived(int32_t block);
-    // A copy failed, or was not made: its frame is free.
+    // A copy failed, or was not made, or the expert is not to be there: its frame is free.
     void dropped(int32_t block);
     void drop();  // all that are on their way
     int64_t pending() const { return pending_; }
@@ -141,7 +144,7 @@ class CardExperts {
     // Uses that are expected in the next tokens, as many as the decayed count looks back.
     float worth(const Block& b) const { return recent_ * b.recent + average_ * b.all; }
     bool decides(int32_t of_class) const { return decides_[size_t(of_class)]; }
-    int64_t rank_missing(int32_t of_class, int64_t most);
+    int64_t rank_missing(int32_t of_class, int64_t most, const std::function<bool(int32_t)>& can);
     int64_t rank_frames(int32_t of_class, int64_t most);
     void pass(int32_t n, double tokens);
     void fit();
