@@ -206,15 +206,6 @@ void test_positions() {
     }
 }
 
-// Values after encoding and decoding.
-Floats rounded(const Floats& values, DType type) {
-    Floats y(values.size());
-    std::vector<uint8_t> bytes(size_t(info(type).size(int64_t(values.size()))));
-    info(type).encode(values.data(), bytes.data(), int64_t(values.size()));
-    info(type).decode(bytes.data(), y.data(), int64_t(values.size()));
-    return y;
-}
-
 void test_attention() {
     const int n_kv = 2, n_head = 6, pages = 16;
     const std::vector<std::pair<DType, int>> kinds = {
@@ -258,18 +249,6 @@ void test_attention() {
             }
         }
         CHECK(same_bits(noted(device_memory.read()), stored));
-        // A device multiplies keys of blocks as floats, the CPU in 8 bits: give it the floats.
-        std::vector<uint8_t> floats;
-        if (type == DType::Q8_0) {
-            host.type = DType::F32;
-            host.page_stride = 2 * n_kv * host.key_run();
-            floats.resize(size_t(pages * host.page_stride));
-            host.k = floats.data();
-            host.v = host.k + n_kv * host.key_run();
-            store_kv(context, host, slots.data(), length, rounded(k, type).data(),
-                     rounded(v, type).data());
-        }
-
         const Array<int32_t> device_table(table);
         const std::vector<std::pair<int, int>> ranges = {
             {0, 1},     {0, 64},  {0, 255},   {0, 256},   {0, 257},  {300, 301},
@@ -288,15 +267,65 @@ void test_attention() {
         scratch.blocks = int(device_attention_blocks(length)) + 1;  // more than are needed
         const Array<float> sums(size_t(n * n_head * scratch.blocks * (dim + 2)));
         scratch.sums = sums.get();
-        ops.attention(stream(), device, n_head, {0.125f}, device_ranges.get(), n, device_q.get(),
-                      scratch, out.get());
-        Floats expected(q.size());
         const AttentionSizes most = {n_head, dim, dim, n_head * dim};
         Carved<AttentionScratch> room("scratch", context.threads.size(), n, length, most);
-        attention(context, host, n_head, {0.125f}, rows.data(), n, q.data(), *room,
-                  expected.data());
-        CHECK(difference(noted(out.read()), expected) < kRounding);
+        const Floats sinks = normal(n_head, 3);
+        const Array<float> device_sinks(sinks);
+        for (bool more : {false, true}) {  // capped scores, and sinks
+            AttentionScores how{0.125f, more ? 20.0f : 0.0f, more ? sinks.data() : nullptr};
+            Floats expected(q.size());
+            attention(context, host, n_head, how, rows.data(), n, q.data(), *room, expected.data());
+            if (more) how.sinks = device_sinks.get();
+            ops.attention(stream(), device, n_head, how, device_ranges.get(), n, device_q.get(),
+                          scratch, out.get());
+            const Floats got = noted(out.read());
+            CHECK(cpu_fuses(dim) ? same_bits(got, expected)
+                                 : difference(got, expected) < kRounding);
+        }
     }
+}
+
+// More blocks than are merged at a time, of a few pages that come again and again.
+void test_long_attention() {
+    const int dim = 8, pages = 5, length = 257 * int(kDeviceAttentionBlock) + 7;
+    KvLayer host{DType::F32, 1, dim, dim, nullptr, nullptr, 0};
+    host.page_stride = 2 * host.key_run();
+    const Floats k = normal(pages * kKvPage * dim), v = normal(pages * kKvPage * dim);
+    std::vector<KvSlot> slots;
+    for (int i = 0; i < pages * kKvPage; i++) slots.push_back({i / 64, i % 64});
+    std::vector<uint8_t> memory(size_t(pages * host.page_stride));
+    const Array<uint8_t> device_memory(memory);
+    host.k = memory.data();
+    host.v = host.k + host.key_run();
+    KvLayer device = host;
+    device.k = device_memory.get();
+    device.v = device.k + device.key_run();
+    const int n = int(slots.size());
+    const Array<KvSlot> device_slots(slots);
+    const Array<float> device_k(k), device_v(v);
+    ops.store_kv(stream(), device, device_slots.get(), n, device_k.get(), device_v.get());
+    store_kv(context, host, slots.data(), n, k.data(), v.data());
+
+    std::vector<int32_t> table;
+    for (int i = 0; i <= length / kKvPage; i++) table.push_back(i * i % pages);
+    const Array<int32_t> device_table(table);
+    const AttentionRow row{table.data(), 3, length};
+    const Array<DeviceAttentionRow> device_row(
+        std::vector<DeviceAttentionRow>{{device_table.get(), 3, length}});
+    const Floats q = normal(dim);
+    const Array<float> device_q(q), out(q.size());
+    DeviceAttentionScratch scratch;
+    scratch.blocks = int(device_attention_blocks(length));
+    const Array<float> sums(size_t(scratch.blocks * (dim + 2)));
+    scratch.sums = sums.get();
+    ops.attention(stream(), device, 1, {1}, device_row.get(), 1, device_q.get(), scratch,
+                  out.get());
+    Floats expected(q.size());
+    Carved<AttentionScratch> room("scratch", context.threads.size(), 1, length,
+                                  AttentionSizes{1, dim, dim, dim});
+    attention(context, host, 1, {1}, &row, 1, q.data(), *room, expected.data());
+    const Floats got = noted(out.read());
+    CHECK(cpu_fuses(dim) ? same_bits(got, expected) : difference(got, expected) < kRounding);
 }
 
 // Scores of rows of signs: the CPU's bits, also for what is no number.
@@ -378,6 +407,7 @@ const Group kGroups[] = {{"elementwise", test_embedding},
                          {"tiles", test_tiles},
                          {"positions", test_positions},
                          {"attention", test_attention},
+                         {"attention", test_long_attention},
                          {"sketch", test_sketches},
                          {"ffn", test_select},
                          {"ffn", test_ffns},
