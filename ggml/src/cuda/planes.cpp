@@ -4,25 +4,27 @@
 
 #include "cuda/pack.h"
 #include "ggml/device_ops.h"
+#include "ggml/dtype.h"
 
 namespace ggml {
 
 namespace {
 
-struct CopyBytes {
-    template <int n>
-    static void put(uint8_t* to, const uint8_t* from) {
-        std::memcpy(to, from, n);
-    }
-};
-
-template <DType type, typename Block>
+template <DType type>
 void pack_row(const uint8_t* row, int64_t cols, uint8_t* out) {
-    const PlaneOffsets at(plane_bytes(type), cols);
+    using Of = BlockOf<type>;
+    constexpr PlaneBytes bytes = plane_bytes(type);
+    constexpr int groups = Of::weights / kQ;  // of a block
+    const PlaneOffsets at(bytes, cols);
     std::memset(out, 0, size_t(at.end));
-    const auto* blocks = reinterpret_cast<const Block*>(row);
-    for (int64_t i = 0; i < cols / BlockTraits<Block>::size; i++) {
-        pack_block<type, CopyBytes>(blocks[i], i, at, out);
+    for (int64_t i = 0; i < cols / kQ; i++) {
+        const StoredBlock block{row + i / groups * int64_t(sizeof(typename Of::Block))};
+        const PackedGroup group = pack_group<type>(block, int(i % groups));
+        std::memcpy(out + i * bytes.low, group.low, bytes.low);
+        std::memcpy(out + at.high + i * bytes.high, group.high, bytes.high);
+        std::memcpy(out + at.scale + i * bytes.scale, &group.scale, bytes.scale);
+        if (i % groups) continue;
+        std::memcpy(out + at.super + i / groups * bytes.super, &group.super, bytes.super);
     }
 }
 
@@ -41,7 +43,7 @@ bool has_device_rows(DType type, int64_t cols) {
 
 void pack_device_row(DType type, const uint8_t* row, int64_t cols, uint8_t* out) {
 #define PACK(name, ...) \
-    if (type == DType::name) return pack_row<DType::name, Block##name>(row, cols, out);
+    if (type == DType::name) return pack_row<DType::name>(row, cols, out);
     GGML_PLAIN_FORMATS(PACK)
     GGML_K_FORMATS(PACK)
 #undef PACK

@@ -8,7 +8,6 @@
 
 #include "formats/grids.h"
 #include "ggml/blocks.h"
-#include "ggml/math.h"
 
 namespace ggml {
 
@@ -40,7 +39,7 @@ constexpr bool kHasPower = std::is_same_v<Block, BlockMXFP4>;
 struct GroupFactors {
     uint64_t scales, mins;
 };
-GGML_BOTH inline GroupFactors group_factors(const uint8_t packed[12]) {
+[[gnu::always_inline]] inline GroupFactors group_factors(const uint8_t packed[12]) {
     uint32_t a, b, c;
     std::memcpy(&a, packed, 4);
     std::memcpy(&b, packed + 4, 4);
@@ -54,7 +53,7 @@ GGML_BOTH inline GroupFactors group_factors(const uint8_t packed[12]) {
 
 // n bytes of nibbles; the low ones come first.
 template <int n>
-GGML_BOTH inline void nibbles(const uint8_t* qs, uint8_t* q) {
+inline void nibbles(const uint8_t* qs, uint8_t* q) {
     for (int i = 0; i < n; i++) {
         q[i] = qs[i] & 15;
         q[i + n] = qs[i] >> 4;
@@ -62,14 +61,14 @@ GGML_BOTH inline void nibbles(const uint8_t* qs, uint8_t* q) {
 }
 
 // Two bits of each of 256 weights.
-GGML_BOTH inline void two_bits(const uint8_t* qs, uint8_t* q) {
+inline void two_bits(const uint8_t* qs, uint8_t* q) {
     for (int g = 0; g < kQK / kQ; g++) {
         for (int i = 0; i < kQ; i++) q[kQ * g + i] = qs[g / 4 * 32 + i] >> 2 * (g % 4) & 3;
     }
 }
 
 // Bit `to` of 256 weights: bit g of bits[i] belongs to weight i of group g.
-GGML_BOTH inline void add_bits(const uint8_t* bits, int to, uint8_t* q) {
+inline void add_bits(const uint8_t* bits, int to, uint8_t* q) {
     for (int g = 0; g < kQK / kQ; g++) {
         for (int i = 0; i < kQ; i++) {
             q[kQ * g + i] = uint8_t(q[kQ * g + i] | (bits[i] >> g & 1) << to);
@@ -78,7 +77,7 @@ GGML_BOTH inline void add_bits(const uint8_t* bits, int to, uint8_t* q) {
 }
 
 // Bit 4 of 32 weights, in their order.
-GGML_BOTH inline void add_bits_4(const uint8_t* bits, uint8_t* q) {
+inline void add_bits_4(const uint8_t* bits, uint8_t* q) {
     for (int i = 0; i < kQ; i++) q[i] = uint8_t(q[i] | (bits[i / 8] >> i % 8 & 1) << 4);
 }
 
@@ -102,21 +101,21 @@ inline void codes(const BlockMXFP4& b, uint8_t* q) {
 inline void codes(const BlockQ8_0& b, uint8_t* q) {
     std::memcpy(q, b.qs, kQ);
 }
-GGML_BOTH inline void codes(const BlockQ2_K& b, uint8_t* q) {
+inline void codes(const BlockQ2_K& b, uint8_t* q) {
     two_bits(b.qs, q);
 }
-GGML_BOTH inline void codes(const BlockQ3_K& b, uint8_t* q) {
+inline void codes(const BlockQ3_K& b, uint8_t* q) {
     two_bits(b.qs, q);
     add_bits(b.hmask, 2, q);
 }
-GGML_BOTH inline void codes(const BlockQ4_K& b, uint8_t* q) {
+inline void codes(const BlockQ4_K& b, uint8_t* q) {
     for (int c = 0; c < 4; c++) nibbles<32>(b.qs + 32 * c, q + 64 * c);
 }
-GGML_BOTH inline void codes(const BlockQ5_K& b, uint8_t* q) {
+inline void codes(const BlockQ5_K& b, uint8_t* q) {
     for (int c = 0; c < 4; c++) nibbles<32>(b.qs + 32 * c, q + 64 * c);
     add_bits(b.qh, 4, q);
 }
-GGML_BOTH inline void codes(const BlockQ6_K& b, uint8_t* q) {
+inline void codes(const BlockQ6_K& b, uint8_t* q) {
     uint8_t high[kQK];
     two_bits(b.qh, high);
     for (int h = 0; h < 2; h++) nibbles<64>(b.ql + 64 * h, q + 128 * h);
@@ -137,7 +136,7 @@ inline void codes(const BlockTQ1_0& b, uint8_t* q) {
     digits<5, 16>(b.qs + 32, q + 160);
     digits<4, 4>(b.qh, q + 240);
 }
-GGML_BOTH inline void codes(const BlockIQ4_XS& b, uint8_t* q) {
+inline void codes(const BlockIQ4_XS& b, uint8_t* q) {
     for (int g = 0; g < kQK / kQ; g++) nibbles<16>(b.qs + 16 * g, q + kQ * g);
 }
 
@@ -148,36 +147,36 @@ template <typename Block>
 inline void scales(const Block&, int16_t* scale, int16_t* min) {
     for (int g = 0; g < BlockTraits<Block>::size / 16; g++) scale[g] = min[g] = 1;
 }
-GGML_BOTH inline void scales(const BlockQ2_K& b, int16_t* scale, int16_t* min) {
+inline void scales(const BlockQ2_K& b, int16_t* scale, int16_t* min) {
     for (int g = 0; g < kQK / 16; g++) {
         scale[g] = b.scales[g] & 15;
         min[g] = b.scales[g] >> 4;
     }
 }
-GGML_BOTH inline void scales(const BlockQ3_K& b, int16_t* scale, int16_t*) {
+inline void scales(const BlockQ3_K& b, int16_t* scale, int16_t*) {
     for (int g = 0; g < kQK / 16; g++) {
         const int low = b.scales[g % 8] >> g / 8 * 4 & 15, high = b.scales[8 + g % 4] >> g / 4 * 2;
         scale[g] = int16_t((low | (high & 3) << 4) - 32);
     }
 }
 // Q4_K and Q5_K. Each one covers two groups of 16.
-GGML_BOTH inline void six_bits(const uint8_t* packed, int16_t* scale, int16_t* min) {
+inline void six_bits(const uint8_t* packed, int16_t* scale, int16_t* min) {
     const GroupFactors f = group_factors(packed);
     for (int g = 0; g < kQK / 16; g++) {
         scale[g] = f.scales >> g / 2 * 8 & 255;
         min[g] = f.mins >> g / 2 * 8 & 255;
     }
 }
-GGML_BOTH inline void scales(const BlockQ4_K& b, int16_t* scale, int16_t* min) {
+inline void scales(const BlockQ4_K& b, int16_t* scale, int16_t* min) {
     six_bits(b.scales, scale, min);
 }
-GGML_BOTH inline void scales(const BlockQ5_K& b, int16_t* scale, int16_t* min) {
+inline void scales(const BlockQ5_K& b, int16_t* scale, int16_t* min) {
     six_bits(b.scales, scale, min);
 }
-GGML_BOTH inline void scales(const BlockQ6_K& b, int16_t* scale, int16_t*) {
+inline void scales(const BlockQ6_K& b, int16_t* scale, int16_t*) {
     for (int g = 0; g < kQK / 16; g++) scale[g] = b.scales[g];
 }
-GGML_BOTH inline void scales(const BlockIQ4_XS& b, int16_t* scale, int16_t*) {
+inline void scales(const BlockIQ4_XS& b, int16_t* scale, int16_t*) {
     for (int g = 0; g < kQK / 16; g++) {
         const int low = b.scales_l[g / 4] >> g / 2 % 2 * 4 & 15, high = b.scales_h >> g / 2 * 2 & 3;
         scale[g] = int16_t((low | high << 4) - 32);

@@ -33,9 +33,8 @@ __device__ inline double lanes_sum(int n, T* stage, const F& value) {
     return total;
 }
 
-// A value of thread 0, for the whole block.
+// A value of thread 0, for the whole block. Between two of them there are other barriers.
 __device__ inline double from_first(double value, double* shared) {
-    __syncthreads();  // the one before has been read
     if (threadIdx.x == 0) *shared = value;
     __syncthreads();
     return *shared;

@@ -93,7 +93,8 @@ struct Experts {
         }
         int better[2] = {0, 0};  // groups that come before it
         for (int other = 0; other < groups; other++) {
-            const float score = __shfl_sync(kAll, of_group[other < kWarp ? 0 : 1], other % kWarp);
+            const float score =
+                __shfl_sync(kAll, other < kWarp ? of_group[0] : of_group[1], other % kWarp);
             for (int half = 0; half < 2; half++) {
                 const int g = half * kWarp + int(threadIdx.x);
                 better[half] += score > of_group[half] || (score == of_group[half] && other < g);
@@ -105,7 +106,7 @@ struct Experts {
         }
         for (int j = 0; j < most; j++) {
             const int g = at(j) / size;
-            if (at(j) < n && out[g < kWarp ? 0 : 1] >> g % kWarp & 1) choice[j] = nanf("");
+            if (at(j) < n && (g < kWarp ? out[0] : out[1]) >> g % kWarp & 1) choice[j] = nanf("");
         }
     }
 

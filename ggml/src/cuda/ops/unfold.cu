@@ -1,11 +1,8 @@
 // Rows of the CPU's to rows of a device: what it gets from memory that the CPU computes with, too.
-#include <iterator>
-
 #include "cuda/launch.h"
 #include "cuda/ops.h"
 #include "cuda/ops/rows.h"
 #include "cuda/pack.h"
-#include "formats/members.h"
 #include "ggml/tensor.h"
 
 namespace ggml::GGML_GPU {
@@ -14,51 +11,33 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// Stores in one piece what is aligned.
-struct StoreWord {
-    template <int n>
-    __device__ static void put(uint8_t* to, const uint8_t* from) {
-        if constexpr (n == 16) {
-            store<uint4>(to, from);
-        } else if constexpr (n == 8) {
-            store<uint2>(to, from);
-        } else if constexpr (n == 4) {
-            store<unsigned>(to, from);
-        } else if constexpr (n == 2) {
-            store<uint16_t>(to, from);
-        } else {
-            *to = *from;
-        }
-    }
-    template <typename Word>
-    __device__ static void store(uint8_t* to, const uint8_t* from) {
-        Word word;
-        std::memcpy(&word, from, sizeof word);
-        *reinterpret_cast<Word*>(to) = word;
-    }
+// Row r of a block of a strip (tensor.h). Neighbouring rows are in neighbouring lanes, so that a
+// warp reads whole sectors.
+struct StripBlock {
+    const uint8_t* from;
+    int r;
+
+    __device__ uint32_t word(size_t at) const { return load<uint32_t>(from + kStrip * at + 4 * r); }
+    __device__ uint32_t half(size_t at) const { return load<uint16_t>(from + kStrip * at + 2 * r); }
+    __device__ uint32_t byte(size_t at) const { return from[kStrip * at + r]; }
 };
 
-// The block of row r in a block of a strip. Neighbouring rows are in neighbouring lanes, so that a
-// warp reads whole sectors.
-template <DType type, typename Block>
-__device__ inline void load_block(const uint8_t* from, int r, Block& block) {
-    constexpr Members format = kFormats[format_index(type)];
-    auto* to = reinterpret_cast<uint8_t*>(&block);
-    for (const Member& m : format.members) {
-        for (int i = 0; i < m.bytes; i += m.unit) {
-            const uint8_t* unit = from + kStrip * i + m.unit * r;
-            if (m.unit == 4) {
-                const auto word = load<unsigned>(unit);
-                std::memcpy(to + i, &word, 4);
-            } else if (m.unit == 2) {
-                const auto half = load<uint16_t>(unit);
-                std::memcpy(to + i, &half, 2);
-            } else {
-                to[i] = *unit;
-            }
+// The first n bytes of some words to an address that is a multiple of n.
+template <int n>
+__device__ inline void put(uint8_t* to, const uint32_t* words) {
+    if constexpr (n >= 16) {
+        for (int i = 0; i < n / 16; i++) {
+            const uint32_t* w = words + 4 * i;
+            reinterpret_cast<uint4*>(to)[i] = {w[0], w[1], w[2], w[3]};
         }
-        to += m.bytes;
-        from += kStrip * m.bytes;
+    } else if constexpr (n == 8) {
+        *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
+    } else if constexpr (n == 4) {
+        *reinterpret_cast<uint32_t*>(to) = words[0];
+    } else if constexpr (n == 2) {
+        *reinterpret_cast<uint16_t*>(to) = uint16_t(words[0]);
+    } else if constexpr (n == 1) {
+        *to = uint8_t(words[0]);
     }
 }
 
@@ -67,25 +46,30 @@ __device__ inline void clear(uint8_t* row, int64_t from, int64_t to) {
     for (; from < to; from++) row[from] = 0;
 }
 
-// A thread a block: by rows of a strip, then by its blocks, then by strips.
-template <DType type, typename Block>
+// A thread a group of 32 weights: by rows of a strip, then by its groups, then by strips.
+template <DType type>
 __global__ void unfold_kernel(const uint8_t* from, DeviceRows to) {
-    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-    const int n = to.cols / BlockTraits<Block>::size, r = int(i % kStrip);
-    const int64_t block = i / kStrip % n, row = i / kStrip / n * kStrip + r;
-    if (row >= to.rows) return;
-    alignas(16) Block stored;
-    load_block<type>(from + i / kStrip * kStrip * int64_t(sizeof(Block)), r, stored);
+    constexpr int groups = BlockOf<type>::weights / kQ;  // of a block
+    constexpr int block_bytes = int(sizeof(typename BlockOf<type>::Block));
     constexpr PlaneBytes bytes = plane_bytes(type);
+    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    const int n = to.cols / kQ, r = int(i % kStrip), g = int(i / kStrip % n);
+    const int64_t strip = i / kStrip / n, row = strip * kStrip + r;
+    if (row >= to.rows) return;
+    const int64_t block = strip * (n / groups) + g / groups;
+    const PackedGroup group =
+        pack_group<type>(StripBlock{from + block * kStrip * block_bytes, r}, g % groups);
     const PlaneOffsets at(bytes, to.cols);
     auto* out = const_cast<uint8_t*>(to.data) + row * to.stride;
-    pack_block<type, StoreWord>(stored, block, at, out);
-    if (block > 0) return;
-    const int64_t groups = to.cols / kQ;
-    clear(out, groups * bytes.low, at.high);
-    clear(out, at.high + groups * bytes.high, at.scale);
-    clear(out, at.scale + groups * bytes.scale, at.super);
-    clear(out, at.super + groups * kQ / kQK * bytes.super, at.end);
+    put<bytes.low>(out + g * bytes.low, group.low);
+    put<bytes.high>(out + at.high + g * bytes.high, group.high);
+    put<bytes.scale>(out + at.scale + g * bytes.scale, &group.scale);
+    if (g % groups == 0) put<bytes.super>(out + at.super + g / groups * bytes.super, &group.super);
+    if (g > 0) return;
+    clear(out, n * bytes.low, at.high);
+    clear(out, at.high + n * bytes.high, at.scale);
+    clear(out, at.scale + n * bytes.scale, at.super);
+    clear(out, at.super + n / 8 * bytes.super, at.end);
 }
 
 // Rows of floats, 16 bytes a thread. Block y is of row y.
@@ -100,10 +84,10 @@ __global__ void copy_rows_kernel(const uint8_t* from, int row_bytes, DeviceRows 
 
 void unfold(DeviceStream* stream, const uint8_t* from, const DeviceRows& to) {
     const int64_t rows = (to.rows + kStrip - 1) / kStrip * kStrip;
-#define UNFOLD(name, suffix, block, ...)                                                 \
-    if (to.type == DType::name) {                                                        \
-        return launch<unfold_kernel<DType::name, Block##name>>(                          \
-            stream, blocks_for(rows * (to.cols / block), kThreads), kThreads, from, to); \
+#define UNFOLD(name, ...)                                                             \
+    if (to.type == DType::name) {                                                     \
+        return launch<unfold_kernel<DType::name>>(                                    \
+            stream, blocks_for(rows * (to.cols / kQ), kThreads), kThreads, from, to); \
     }
     GGML_PLAIN_FORMATS(UNFOLD)
     GGML_K_FORMATS(UNFOLD)
