@@ -26,23 +26,28 @@ FLAGS += ["-fsanitize=address"]
 FOLDERS = ("ggml/include", "ggml/src", "tests/device", "tests/device/simt", "tests")
 FLAGS += [f"-I{ROOT / folder}" for folder in FOLDERS]
 
+# Headers whose barriers and guards are removed, too, by the kernels that tests find them in.
+HEADERS = {"exchange.h": "merge_experts.cu"}
+
 BARRIER = re.compile(r"\b__sync(?:threads|warp)\(\);")
 GUARD = re.compile(r">=|<|!=|!inside")  # in the condition of an if
 # Mutants that compute the same: what a guard saves is time.
 EQUIVALENT = {
-    "attention.cu": ["if (from >= to) return;"],
+    "attention.cu": ["if (from >= to) return;", "if (thread < kWarp) {"],
     "ffn.cu": ["if (value != 0) {"],
     "ffn_rows.cu": ["if (!any) continue;"],
+    "norm.cu": ["if (thread < kWarp) {"],
     "tiles.cu": ["if (next < chunks) tile.fetch(next);"],  # past the end are zeros
 }
 
 
 @dataclass(frozen=True)
 class Mutant:
-    file: Path
+    file: Path  # the .cu file
+    name: str  # the changed file
     line: int  # from 1
     was: str
-    text: str  # of the whole file
+    text: str  # of the whole .cu file
 
 
 def guard(code: str) -> tuple[int, str] | None:
@@ -59,11 +64,9 @@ def guard(code: str) -> tuple[int, str] | None:
     return (begin, what) if what and GUARD.search(code[begin:end]) else None
 
 
-def mutants(file: Path) -> Iterator[Mutant]:
-    """The versions of a file in which one barrier or guard is missing."""
+def changes(file: Path) -> Iterator[tuple[int, str, str]]:
+    """The places of a file with a barrier or a guard, and its text without it."""
     lines = file.read_text().splitlines()
-    if not any("__global__" in line for line in lines):
-        return  # all of it runs on the CPU
     in_kernel = False
     for i, line in enumerate(lines):
         if line.startswith(("__global__", "__device__", "struct ", "class ")):
@@ -81,7 +84,22 @@ def mutants(file: Path) -> Iterator[Mutant]:
             changed = code[:begin] + (";" if gone else f"if (true) {what}")
         else:
             continue
-        yield Mutant(file, i + 1, code.strip(), "\n".join([*lines[:i], changed, *lines[i + 1 :]]))
+        yield i + 1, code.strip(), "\n".join([*lines[:i], changed, *lines[i + 1 :]])
+
+
+def mutants(file: Path) -> Iterator[Mutant]:
+    """The versions of a .cu file in which one barrier or guard is missing, there or in a header of
+    HEADERS."""
+    text = file.read_text()
+    if "__global__" not in text:
+        return  # all of it runs on the CPU
+    for line, was, changed in changes(file):
+        yield Mutant(file, file.name, line, was, changed)
+    for header in [h for h, tested in HEADERS.items() if tested == file.name]:
+        for line, was, changed in changes(file.parent / header):
+            changed = changed.replace("#pragma once", "")
+            include = f'#include "cuda/ops/{header}"'
+            yield Mutant(file, header, line, was, text.replace(include, changed))
 
 
 def compiled(source: str | Path, out: Path) -> None:
@@ -101,7 +119,7 @@ def core(build: Path, folder: Path) -> Path:
 def passes(test: str, mutant: Mutant, objects: dict[str, Path], library: Path) -> bool:
     """Links one test program with a mutant's object beside its source, and runs it."""
     folder = library.parent
-    name = f"{mutant.file.stem}-{mutant.line}"
+    name = f"{mutant.name}-{mutant.line}"
     left_out = {mutant.file.name, *TESTS} - {test}
     others = [str(path) for key, path in objects.items() if key not in left_out]
     program = folder / f"{name}-{test}"
@@ -122,10 +140,10 @@ def passes(test: str, mutant: Mutant, objects: dict[str, Path], library: Path) -
 
 def survives(mutant: Mutant, objects: dict[str, Path], library: Path) -> bool:
     """Compiles a mutant and runs the tests of its file."""
-    name = library.parent / f"{mutant.file.stem}-{mutant.line}"
-    source = name.with_suffix(".cu")
+    name = f"{mutant.name}-{mutant.line}"
+    source = library.parent / f"{name}.cu"
     source.write_text(mutant.text)
-    compiled(source, name.with_suffix(".o"))
+    compiled(source, library.parent / f"{name}.o")
     tests = TESTS if mutant.file.name == "merge.cu" else TESTS[1:]
     return all(passes(test, mutant, objects, library) for test in tests)
 
@@ -150,7 +168,7 @@ def main() -> int:
         for mutant, lives in zip(all_mutants, alive, strict=True):
             survivors += lives
             said = "SURVIVES" if lives else "seen"
-            print(f"{said}  {mutant.file.name}:{mutant.line}: {mutant.was}", flush=True)
+            print(f"{said}  {mutant.name}:{mutant.line}: {mutant.was}", flush=True)
     print(f"{len(all_mutants)} mutants, {survivors} survive")
     return 1 if survivors or not all_mutants else 0
 
