@@ -86,58 +86,57 @@ inline void test_routing(Routing how, int rows) {
     CHECK(same);
 }
 
-inline void test_route() {
+// One kind of router after the other.
+inline void test_routers(int rows, int n, int used) {
     const float some = 1;  // says that there is one of these
-    for (int rows : {1, 3, 40}) {
-        for (auto [n, used] : std::vector<std::pair<int, int>>{{4, 1},
-                                                               {4, 4},
-                                                               {8, 2},
-                                                               {31, 3},
-                                                               {64, 6},
-                                                               {128, 8},
-                                                               {160, 8},
-                                                               {256, 8},
-                                                               {512, 10}}) {
-            if (rows == 40 && n != 31 && n != 256) continue;  // slow in the shim
-            Routing how;
-            how.n_expert = n;
-            how.n_used = used;
-            for (bool normalise : {false, true}) {
-                how.normalise = normalise;
-                for (Gating gating :
-                     {Gating::softmax, Gating::sigmoid, Gating::of_chosen, Gating::sqrt_softplus}) {
-                    how.gating = gating;
-                    test_routing(how, rows);
-                }
-                how.gating = Gating::softmax;
-                how.choice_bias = &some;
-                how.scale = 2.5f;
-                test_routing(how, rows);
-                how.gating = Gating::sigmoid;
-                how.expert_scale = &some;
-                test_routing(how, rows);
-                how.choice_bias = how.expert_scale = nullptr;
-                how.scale = 1;
-                // Groups, as many as 64.
-                for (int groups : {2, 8, 64}) {
-                    if (n % groups || n / groups * ((groups + 1) / 2) < used) continue;
-                    how.n_group = groups;
-                    how.n_group_used = (groups + 1) / 2;
-                    for (bool by_two : {false, true}) {
-                        how.by_two = by_two;
-                        how.choice_bias = by_two ? &some : nullptr;
-                        test_routing(how, rows);
-                    }
-                }
-                how.choice_bias = nullptr;
-                how.n_group = how.n_group_used = 1;
-            }
-            how.gating = Gating::softmax;
-            how.mixer = 0.02f;
+    Routing how;
+    how.n_expert = n;
+    how.n_used = used;
+    for (bool normalise : {false, true}) {
+        how.normalise = normalise;
+        for (Gating gating :
+             {Gating::softmax, Gating::sigmoid, Gating::of_chosen, Gating::sqrt_softplus}) {
+            how.gating = gating;
             test_routing(how, rows);
-            how.mixer = 0;
         }
+        how.gating = Gating::softmax;
+        how.choice_bias = &some;
+        how.scale = 2.5f;
+        test_routing(how, rows);
+        how.gating = Gating::sigmoid;
+        how.expert_scale = &some;
+        test_routing(how, rows);
+        how.choice_bias = how.expert_scale = nullptr;
+        how.scale = 1;
+        for (int groups : {2, 8, 64}) {
+            const int used_groups = (groups + 1) / 2;
+            if (n % groups || n / groups * used_groups < used) continue;
+            how.n_group = groups;
+            how.n_group_used = used_groups;
+            for (bool by_two : {false, true}) {
+                how.by_two = by_two;
+                how.choice_bias = by_two ? &some : nullptr;
+                test_routing(how, rows);
+            }
+        }
+        how.choice_bias = nullptr;
+        how.n_group = how.n_group_used = 1;
     }
+    how.gating = Gating::softmax;
+    how.mixer = 0.02f;
+    test_routing(how, rows);
+}
+
+inline void test_route() {
+    test_routers(1, 4, 1);
+    test_routers(3, 4, 4);
+    test_routers(40, 8, 2);
+    test_routers(14, 31, 3);
+    test_routers(40, 64, 6);
+    test_routers(14, 128, 8);
+    test_routers(3, 160, 8);
+    test_routers(14, 256, 8);
+    test_routers(1, 512, 10);
 }
 
 // ---- both halves --------------------------------------------------------------------------------

@@ -89,6 +89,15 @@ def permute(a: Array, b: Array, select: Array) -> Array:
     return out
 
 
+def insert_bits(a: Array, b: Array, at: Array, n: Array) -> Array:
+    """The lowest n bits of a in place of those of b from bit `at` on."""
+    at, n = (v.astype(np.uint64) & np.uint64(255) for v in (at, n))
+    if int(np.max(at)) > 31 or int(np.max(n)) > 32:
+        raise ValueError("bits beyond a word")
+    mask = (np.uint64(1) << n) - np.uint64(1) << at
+    return ((a.astype(np.uint64) << at & mask) | (b.astype(np.uint64) & ~mask)).astype(np.uint32)
+
+
 def dot4(a: Array, b: Array, c: Array, signed_a: bool, signed_b: bool) -> Array:
     out = c.copy()
     for i in range(4):

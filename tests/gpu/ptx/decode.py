@@ -14,6 +14,7 @@ from arithmetic import (
     convert,
     dot4,
     fma32,
+    insert_bits,
     permute,
     shift_left,
     shift_right,
@@ -419,6 +420,10 @@ class Decoder:
             gets = [self.get(w, "u32") for w in words]
             put = self.put(into, "b32")
             return lambda b: put(b, permute(*(get(b) for get in gets)))
+        if name == "bfi" and how == ["b32"]:
+            gets = [self.get(w, "u32") for w in words]
+            put = self.put(into, "b32")
+            return lambda b: put(b, insert_bits(*(get(b) for get in gets)))
         if name == "dp4a":
             signed = [h[0] == "s" for h in how]
             x, y = (self.get(w, "u32") for w in words[:2])
