@@ -1,9 +1,9 @@
 """The flags between the device and the CPU, in a checker that knows PTX's memory model.
 
-    python tests/gpu/flags.py MERGE.ptx [--source DEVICE_FORWARD.cpp]
+    python tests/gpu/flags.py MERGE.ptx MERGE_EXPERTS.ptx [--source DEVICE_FORWARD.cpp]
 
-The threads of the checked programs are those of publish_kernel and merge_answer_kernel: the
-interpreter (ptx/) runs the PTX that nvcc made of them, and each access of shared memory, with the
+The threads of the checked programs are those of publish_kernel and merge_answer_kernel, and then of
+publish_experts_kernel and merge_experts_kernel: the interpreter (ptx/) runs the PTX that nvcc made of them, and each access of shared memory, with the
 order and scope that the instruction has, becomes an event of memory_model.py. The host's half is
 written here; --source checks that the engine does what is written. Then mutants: each weakens one
 instruction, and must make a bad end possible. Prints a line of JSON per program: its name, whether
@@ -46,10 +46,12 @@ OLD, NEW = 0, 1065353216  # 0.0f and 1.0f as bits
 # Arrays by name: address and bytes. Accesses of INPUTS are no events: no thread reads there what
 # another one writes.
 INPUTS = {"x": (0x10000, 4 * COLS), "cold": (0x20000, 4), "n": (0x30000, 8), "epoch": (0x40000, 4),
-          "parts": (0x50000, 4 * PARTS * COLS), "waited": (0x90000, 8)}  # fmt: skip
+          "parts": (0x50000, 4 * PARTS * COLS), "waited": (0x90000, 8),
+          "expert": (0x91000, 4), "frame": (0x92000, 4), "weight": (0x93000, 4)}  # fmt: skip
 SHARED = {"to.x": (0x100000, 4 * COLS), "to.ids": (0x110000, 4), "to.count": (0x120000, 4),
           "published": (0x130000, 4), "sums": (0x140000, 4 * COLS), "answered": (0x150000, 4),
           "arrived": (0x160000, 4), "y": (0x170000, 4 * COLS)}  # fmt: skip
+INITIAL = {"x": NEW, "n": COLD, "epoch": EPOCH, "weight": NEW, "frame": 0xFFFFFFFF}
 EXCHANGE = ("to.x", "to.ids", "to.count", "published", "sums", "answered", "arrived", "epoch",
             "waited")  # fmt: skip
 
@@ -119,15 +121,16 @@ class One(Block):
 
     def finish_barrier(self, code: Any) -> None:
         self.to.do(Op("B", f"block {self.index[0]}"))
+        self.votes[:] = True  # of the one pair of rows and experts, whichever thread looks at it
         super().finish_barrier(code)
 
 
 def device_memory() -> Space:
-    """What no other thread writes: values of 1, one neuron of row 0, the epoch."""
+    """What no other thread writes: values of 1, one neuron of row 0, one expert, the epoch."""
     memory = Space("global")
     for name, (base, size) in INPUTS.items():
         allocation = Allocation(base, size, True, name)
-        one = {"x": NEW, "n": COLD, "epoch": EPOCH}.get(name, 0)
+        one = INITIAL.get(name, 0)
         allocation.data[:size] = np.frombuffer(struct.pack("<I", one) * (size // 4), np.uint8)
         memory.add(allocation)
     return memory
@@ -141,7 +144,15 @@ def thread(kernel: Kernel, index: int, number: int) -> Callable[[Memory], Any]:
     lists = struct.pack("<3Q2i", 0, address("cold"), address("n"), 1, COLD)
     x = struct.pack("<3Q2i", address("x"), 0, 0, 1, COLS)
     here = struct.pack("<Q3i4x", address("parts"), PARTS, 1, COLS)
-    if "publish" in kernel.name:
+    # DeviceChoice and DeviceFrames: one row, whose expert is not here.
+    choice = struct.pack("<5Q3i4x", address("expert"), address("weight"), 0, 0, 0, 1, 1, 1)
+    frames = struct.pack("<2Q", address("frame"), 0)
+    if "publish_experts" in kernel.name:
+        values = [x, choice, frames, to]
+    elif "merge_experts" in kernel.name:
+        values = [choice, frames, bytes(8), to, struct.pack("<i", COLS)]
+        values.append(struct.pack("<Q", address("y")))
+    elif "publish" in kernel.name:
         values = [x, lists, to]
     else:
         values = [here, lists, to, bytes(8), struct.pack("<Q", address("y"))]  # no bias
@@ -348,16 +359,23 @@ def main() -> int:
             print("the engine uses the flags in another way than this check", file=sys.stderr)
             return 1
         del arguments[at : at + 2]
-    if len(arguments) != 1:
+    if len(arguments) != 2:
         print(__doc__, file=sys.stderr)
         return 2
-    module = read(Path(arguments[0]).read_text())
-    kernels = {
-        name: next(kernel() for k, kernel in module.kernels.items() if f"{name}_kernel" in k)
-        for name in ("publish", "merge_answer")
-    }
-    for name, bad, should in checks(kernels):
-        print(json.dumps({"program": name, "possible": bad, "should": should}))
+    for file, names, prefix in zip(
+        arguments,
+        (("publish", "merge_answer"), ("publish_experts", "merge_experts")),
+        ("", "experts, "),
+        strict=True,
+    ):
+        module = read(Path(file).read_text())
+        found = [
+            next(kernel() for k, kernel in module.kernels.items() if f"{name}_kernel" in k)
+            for name in names
+        ]
+        kernels = dict(zip(("publish", "merge_answer"), found, strict=True))
+        for name, bad, should in checks(kernels):
+            print(json.dumps({"program": prefix + name, "possible": bad, "should": should}))
     return 0
 
 

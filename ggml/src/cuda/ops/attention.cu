@@ -40,11 +40,10 @@ struct Stage {
         const int n = to - first < step ? to - first : step;
         begin = skipped * bytes / 16;
         end = (n * bytes + 15) / 16;
-        const auto* run = reinterpret_cast<const uint4*>(base + page[first / kPage] +
-                                                         first % kPage * int64_t(bytes));
+        const uint8_t* run = base + page[first / kPage] + first % kPage * int64_t(bytes);
         for (int k = 0; k < kUnits; k++) {
             const int i = begin + k * kThreads + int(threadIdx.x);
-            if (i < end) next[k] = run[i];
+            if (i < end) next[k] = load16(run + 16 * int64_t(i));
         }
     }
     // Calls use(first, begin, end) for all positions, by tiles: those from `first` on are in shared
