@@ -2,6 +2,7 @@
 // operations in the same order, otherwise within rounding. And the same bits in every order of
 // threads.
 #include "circle.h"
+#include "gpu/expert_products.h"
 #include "gpu/expert_tests.h"
 #include "gpu/ffn_tests.h"
 #include "gpu/twins.h"
@@ -405,6 +406,7 @@ const Group kGroups[] = {{"elementwise", test_embedding},
                          {"norm", test_norms},
                          {"matmul", test_products},
                          {"tiles", test_tiles},
+                         {"matmul_experts", test_experts},
                          {"positions", test_positions},
                          {"attention", test_attention},
                          {"attention", test_long_attention},

@@ -74,9 +74,18 @@ void sketch_scores(DeviceStream* stream, const DeviceSketch& w, const float*, in
 void route(DeviceStream* stream, const Routing&, float*, const DeviceChoice&) {
     put(stream, 1, 0);
 }
-void matmul_experts(DeviceStream* stream, const DeviceInput&, const DeviceChoice&,
-                    const DeviceFrames&, const DeviceProduct*, int) {
-    put(stream, 1, 0);
+void matmul_experts(DeviceStream* stream, const DeviceInput&, const DeviceChoice& choice,
+                    const DeviceFrames& frames, const DeviceProduct* products, int n) {
+    double bytes = 0;
+    for (int i = 0; i < n; i++) bytes += bytes_of(products[i].w);
+    const int32_t *const expert = choice.expert, *const frame = frames.frame;
+    const int pairs = choice.pairs();
+    // As if no two rows had chosen the same expert; tiles would read it once.
+    of(stream).put(1, [=](Timeline& t) {
+        int here = 0;
+        for (int i = 0; i < pairs; i++) here += frame[expert[i]] >= 0;
+        t.spend(1, here * bytes);
+    });
 }
 void publish_experts(DeviceStream* stream, const DeviceInput&, const DeviceChoice&,
                      const DeviceFrames&, const DeviceExchange&) {

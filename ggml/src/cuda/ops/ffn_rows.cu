@@ -116,8 +116,10 @@ __global__ void down_rows_kernel(DeviceNeurons w, DeviceLists lists, int n_rows,
 
 void every_neuron(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput& x,
                   const DeviceLists& lists, const DeviceFfnScratch& scratch) {
-    if (w.gate) matmul_tiles(stream, x, {w.gate, scratch.h, nullptr});
-    matmul_tiles(stream, x, {w.up, w.gate ? scratch.up : scratch.h, nullptr});
+    const DeviceProduct products[] = {{w.up, w.gate ? scratch.up : scratch.h, nullptr},
+                                      {w.gate, scratch.h, nullptr}};
+    by_type(products, w.gate ? 2 : 1,
+            [&](const SameInput& same, int count) { launch_tiles(stream, x, same, count, {}, 0); });
     launch<value_kernel>(stream, dim3(blocks_for(w.up.rows, kThreads), unsigned(x.rows)), kThreads,
                          w, lists, scratch.h, w.gate ? scratch.up : nullptr,
                          FfnCounts(scratch.counts));

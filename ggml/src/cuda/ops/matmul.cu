@@ -1,5 +1,4 @@
 // Products of weights with a few rows of activations: a block of threads has some rows of weights.
-// Of a mixture: of its experts with the rows that chose them.
 #include "cuda/ops.h"
 #include "cuda/ops/products.h"
 #include "cuda/ops/tiles.h"
@@ -48,20 +47,6 @@ void launch_rows(DeviceStream* stream, const DeviceInput& x, const SameInput& pr
                                       float_lanes());
 }
 
-// Calls multiply(products, n) for products that stand side by side and have one type.
-template <typename Multiply>
-void by_type(const DeviceProduct* products, int n, const Multiply& multiply) {
-    for (int i = 0; i < n;) {
-        SameInput same;
-        int count = 0;
-        const DType type = products[i].w.type;
-        while (i < n && count < kTogether && products[i].w.type == type) {
-            same.p[count++] = products[i++];
-        }
-        multiply(same, count);
-    }
-}
-
 }  // namespace
 
 int float_lanes() {
@@ -69,39 +54,22 @@ int float_lanes() {
     return lanes < 8 ? 8 : lanes;
 }
 
-void matmul(DeviceStream* stream, const DeviceInput& x, const DeviceProduct* products, int n) {
-    by_type(products, n, [&](const SameInput& same, int count) {
-        if (x.rows >= kDeviceTileRows) return launch_tiles(stream, x, same, count, {}, 0);
-        with_type(same.p[0].w.type, [&](auto tag) {
-            constexpr DType type = decltype(tag)::type;
-            if (x.rows == 1) {
-                launch_rows<type, 1>(stream, x, same, count, {}, 0);
-            } else {
-                launch_rows<type, kMost>(stream, x, same, count, {}, 0);
-            }
-        });
+void launch_few(DeviceStream* stream, const DeviceInput& x, const SameInput& products, int n,
+                const Mixture& mixture, int pairs) {
+    with_type(products.p[0].w.type, [&](auto tag) {
+        constexpr DType type = decltype(tag)::type;
+        if (mixture.frame || x.rows == 1) {
+            launch_rows<type, 1>(stream, x, products, n, mixture, pairs);
+        } else {
+            launch_rows<type, kMost>(stream, x, products, n, mixture, pairs);
+        }
     });
 }
 
-void matmul_experts(DeviceStream* stream, const DeviceInput& x, const DeviceChoice& choice,
-                    const DeviceFrames& frames, const DeviceProduct* products, int n) {
-    const int pairs = choice.pairs();
-    const Mixture mixture{choice.expert,
-                          choice.first,
-                          choice.pair,
-                          frames.frame,
-                          frames.stride,
-                          choice.n_expert,
-                          x.rows == choice.rows ? choice.n_used : 1};
-    by_type(products, n, [&](const SameInput& same, int count) {
-        // Where experts have two rows on average, reading each of them once pays for tiles.
-        if (pairs >= 2 * choice.n_expert) {
-            return launch_tiles(stream, x, same, count, mixture, pairs);
-        }
-        with_type(same.p[0].w.type, [&](auto tag) {
-            launch_rows<decltype(tag)::type, 1>(stream, x, same, count, mixture, pairs);
-        });
-    });
+void matmul(DeviceStream* stream, const DeviceInput& x, const DeviceProduct* products, int n) {
+    const auto launch_them = x.rows >= kDeviceTileRows ? launch_tiles : launch_few;
+    by_type(products, n,
+            [&](const SameInput& same, int count) { launch_them(stream, x, same, count, {}, 0); });
 }
 
 }  // namespace ggml::GGML_GPU

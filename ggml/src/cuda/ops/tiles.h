@@ -1,4 +1,4 @@
-// Products with many rows of activations.
+// What puts products into a stream: of matrices, and of a mixture's experts.
 #pragma once
 
 #include "cuda/launch.h"
@@ -6,13 +6,25 @@
 
 namespace ggml::GGML_GPU {
 
-// n products of one type, with the bits of those of a few rows. pairs: of a mixture.
+// n products of one type: a block for a few rows of weights and of activations, or tiles of 64 of
+// each. The bits are the same. pairs: of a mixture.
+void launch_few(DeviceStream* stream, const DeviceInput& x, const SameInput& products, int n,
+                const Mixture& mixture, int pairs);
 void launch_tiles(DeviceStream* stream, const DeviceInput& x, const SameInput& products, int n,
                   const Mixture& mixture, int pairs);
 
-// p.y[t][n] = p.w[n] . x[t] + p.bias[n], with the bits of matmul() for a few rows.
-inline void matmul_tiles(DeviceStream* stream, const DeviceInput& x, const DeviceProduct& p) {
-    launch_tiles(stream, x, {{p, {}, {}}}, 1, {}, 0);
+// Calls multiply(products, n) for products that stand side by side and have one type.
+template <typename Multiply>
+void by_type(const DeviceProduct* products, int n, const Multiply& multiply) {
+    for (int i = 0; i < n;) {
+        SameInput same;
+        int count = 0;
+        const DType type = products[i].w.type;
+        while (i < n && count < kTogether && products[i].w.type == type) {
+            same.p[count++] = products[i++];
+        }
+        multiply(same, count);
+    }
 }
 
 }  // namespace ggml::GGML_GPU
