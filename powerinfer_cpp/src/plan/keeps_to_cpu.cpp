@@ -54,12 +54,10 @@ std::string KeptToCpu::reason(const Attention& attention) const {
     if (norms != Attention::Norms::by_head && (has(q_norm) || has(k_norm))) {
         return "models with norms over all heads, or behind RoPE, keep to the CPU";
     }
-    if (has(sinks)) return "models with attention sinks keep to the CPU";
     if (has(out_norm)) return "models with norms inside attention keep to the CPU";
     for (const float* const* factor : {&q_scale, &k_scale, &v_scale, &o_scale}) {
         if (has(*factor)) return kScaled;
     }
-    if (softcap > 0) return "models that cap the scores of attention keep to the CPU";
     if (v_norm) return "models with norms of values, or without a matrix of them, keep to the CPU";
     if (kv_of >= 0) return "layers that read another layer's keys and values keep to the CPU";
     if (growth != 0) return "models whose queries grow with the position keep to the CPU";
@@ -83,8 +81,9 @@ std::string KeptToCpu::reason(const FeedForward& ffn) const {
     if (width > 0) return "experts that are narrower than the model keep to the CPU";
     if (has(share)) return "shared experts that are weighed keep to the CPU";
     if (n_used > 0 && blocks[0].neurons.n > 0) return "experts in neuron rows keep to the CPU";
-    if (activation == ggml::Activation::swiglu_oai) {
-        return "models with the activation swiglu_oai keep to the CPU";
+    // The others have other operators for neuron rows.
+    if (activation == ggml::Activation::swiglu_oai && blocks[0].neurons.n > 0) {
+        return "neuron rows with the activation swiglu_oai keep to the CPU";
     }
     if (norms_values) return "models with norms inside feed-forward blocks keep to the CPU";
     for (const Ffn& block : blocks) {
