@@ -103,6 +103,37 @@ void test_bits(DType type) {
     }
 }
 
+// Long prompts bring the experts to the device that it lacks, short ones do not: the same bits.
+void test_visits(DType type) {
+    const std::string path = written(mixture(type));
+    const pi_session_params params = session_params();
+    const Tokens tokens = random_tokens(90, 8);
+    Floats expected;
+    {
+        Session cpu(load(path), params);
+        expected = logits(cpu, tokens);
+    }
+    pi_model_params how = on_device(0, params);
+    how.op_offload = true;
+    how.vram_budget = 1 << 30;
+    const uint64_t most = total(make_plan(*Model::inspect(path, how), params).parts, Tier::gpu);
+    for (double missing : {0.2, 0.9}) {
+        const uint64_t frames = Model::inspect(path, how)->device->frames.frames_bytes();
+        how.vram_budget = most - uint64_t(missing * double(frames));
+        const auto model = Model::load(path, how);
+        CHECK(model->device->experts->can_visit());
+        CHECK(model->device->experts->n_here() < model->n_blocks());
+        for (size_t at_once : {90, 33, 7}) {
+            Session session(model, params);
+            CHECK(same(logits(session, tokens, at_once), expected));
+            const ggml::NeuronCounts &all_of = session.counts.neurons[1],
+                                     &there = session.counts.on_device[1];
+            CHECK((there.rows == all_of.rows) == (at_once > 7));
+        }
+        how.vram_budget = 1 << 30;
+    }
+}
+
 // RAM and VRAM of a model whose experts are on three tiers.
 struct Budgets {
     Budgets(const std::string& path, const pi_session_params& session, double hot) {
@@ -161,6 +192,8 @@ int main() {
                        DType::MXFP4}) {
         test_bits(type);
     }
+    test_visits(DType::Q4_0);
+    test_visits(DType::F16);
     test_disk(DType::Q4_0);
     test_disk(DType::F16);
     return check::summary("test_mixture");

@@ -35,6 +35,20 @@ int64_t FrameShape::experts() const {
     return n;
 }
 
+int64_t FrameShape::most_experts() const {
+    int64_t most = 0;
+    for (size_t i = 0; i < card.class_of.size(); i++) {
+        if (card.class_of[i] >= 0) most = std::max(most, card.before[i + 1] - card.before[i]);
+    }
+    return most;
+}
+
+uint64_t FrameShape::largest_frame() const {
+    uint64_t most = 0;
+    for (const CardShape::Class& c : card.classes) most = std::max(most, c.bytes);
+    return most;
+}
+
 uint64_t FrameShape::frames_bytes() const {
     uint64_t sum = 0;
     for (const CardShape::Class& c : card.classes) {
@@ -46,11 +60,19 @@ uint64_t FrameShape::frames_bytes() const {
 uint64_t FrameShape::device_bytes() const {
     if (!staged) return 0;  // there are no experts
     const uint64_t table = size_product(uint64_t(card.n_blocks()), sizeof(int32_t));
-    return size_sum(size_sum(array_bytes(frames_bytes()), array_bytes(table)), array_bytes(staged));
+    uint64_t sum = size_sum(array_bytes(frames_bytes()), array_bytes(table));
+    sum = size_sum(sum, array_bytes(staged));
+    if (!visits) return sum;
+    const uint64_t of_part = array_bytes(uint64_t(most_experts()) * sizeof(int32_t));
+    sum = size_sum(sum, array_bytes(size_product(2 * kVisitors, largest_frame())));
+    return size_sum(sum, 2 * of_part);
 }
 
 uint64_t FrameShape::shared_bytes(bool changes) const {
-    return size_sum(size_product(uint64_t(card.n_blocks()), sizeof(int32_t)),
+    // Each kVisitors experts of a part have a table of their own.
+    const auto n = uint64_t(most_experts());
+    const uint64_t turns = visits ? size_product((n + kVisitors - 1) / kVisitors, n) : 0;
+    return size_sum(size_product(size_sum(uint64_t(card.n_blocks()), turns), sizeof(int32_t)),
                     changes ? size_product(kStagedExperts, staged) : 0);
 }
 
@@ -68,6 +90,19 @@ ExpertFrames::ExpertFrames(ggml::Device& device, const FrameShape& shape,
       tables_(ggml::carved_bytes<CardExperts>(shape.card), "which experts a device has"),
       copies_(device, device.new_stream()) {
     if (changes) staging_ = {device, kStagedExperts * shape.staged, "experts on their way"};
+    if (shape.visits) {
+        most_experts_ = int32_t(shape.most_experts());
+        const auto n = uint64_t(most_experts_);
+        visitors_ = {device, 2 * kVisitors * shape.largest_frame(), "experts of prompts"};
+        visiting_ = {device, n, "a table of experts"};
+        everywhere_ = {device, n, "a table of experts"};
+        turns_ = {device, (n + kVisitors - 1) / kVisitors * n, "tables of experts"};
+        device.zero(copies_.get(), everywhere_.get(), n * sizeof(int32_t));
+        for (int half = 0; half < 2; half++) {
+            came_[half] = {device, device.new_event()};
+            used_[half] = {device, device.new_event()};
+        }
+    }
     uint64_t begin = 0;
     for (const CardShape::Class& c : shape.card.classes) {
         begins_.push_back(begin);
@@ -97,19 +132,24 @@ ggml::DeviceFrames ExpertFrames::frames(const FeedForward& part) const {
     return {there_.get() + part.first_block, int64_t(stride)};
 }
 
-ggml::DeviceRows ExpertFrames::rows(const FeedForward& part, size_t which, int32_t frame) const {
-    const FrameShape::Matrix& m = shape_.matrices[size_t(part.index)][which];
+uint8_t* ExpertFrames::frame_at(const FeedForward& part, int32_t frame) const {
     const auto c = size_t(class_of(part));
-    uint8_t* const data =
-        memory_.get() + begins_[c] + uint64_t(frame) * shape_.card.classes[c].bytes + m.offset;
-    return {m.type, data, ggml::device_row_bytes(m.type, m.cols), int(m.rows), int(m.cols)};
+    return memory_.get() + begins_[c] + uint64_t(frame) * shape_.card.classes[c].bytes;
 }
 
-ggml::DeviceProduct ExpertFrames::product(const FeedForward& part, size_t which, float* y) const {
+ggml::DeviceRows ExpertFrames::rows(const FeedForward& part, size_t which, uint8_t* frame) const {
+    const FrameShape::Matrix& m = shape_.matrices[size_t(part.index)][which];
+    const int64_t stride = ggml::device_row_bytes(m.type, m.cols);
+    return {m.type, frame + m.offset, stride, int(m.rows), int(m.cols)};
+}
+
+ggml::DeviceProduct ExpertFrames::product(const FeedForward& part, size_t which, float* y,
+                                          bool visitors) const {
+    uint8_t* const frame = visitors ? visitors_.get() : frame_at(part, 0);
     const size_t n = shape_.matrices[size_t(part.index)].size() / 2;
-    const ggml::DeviceRows bias = rows(part, n + which, 0);
+    const ggml::DeviceRows bias = rows(part, n + which, frame);
     const auto* const values = reinterpret_cast<const float*>(bias.data);
-    return {rows(part, which, 0), y, bias.rows ? values : nullptr};
+    return {rows(part, which, frame), y, bias.rows ? values : nullptr};
 }
 
 int64_t ExpertFrames::n_here() const {
@@ -164,7 +204,7 @@ void ExpertFrames::used(const FeedForward& part, const int32_t* experts, int64_t
     experts_.used(blocks_.data(), pairs);
 }
 
-uint64_t ExpertFrames::send(int32_t block, int32_t frame, int slot, const Bring& bring) {
+uint64_t ExpertFrames::send(int32_t block, uint8_t* frame, int slot, const Bring& bring) {
     const FeedForward& part = *part_of(block);
     const Ffn& f = part.blocks[size_t(block - part.first_block)];
     uint8_t* staged = changes_ ? staging_.get() + uint64_t(slot) * shape_.staged : nullptr;
@@ -203,7 +243,8 @@ uint64_t ExpertFrames::move(const std::function<bool(int32_t)>& ready, const Bri
     uint64_t bytes = 0;
     for (const CardExperts::Move& move : moves_) {
         const auto slot = int(on_the_way_.size());
-        const uint64_t sent = send(move.block, move.frame, slot, bring);
+        uint8_t* const to = frame_at(*part_of(move.block), move.frame);
+        const uint64_t sent = send(move.block, to, slot, bring);
         if (sent == 0) {
             experts_.dropped(move.block);
             continue;
@@ -216,12 +257,37 @@ uint64_t ExpertFrames::move(const std::function<bool(int32_t)>& ready, const Bri
     return bytes;
 }
 
+uint64_t ExpertFrames::visit(ggml::DeviceStream* stream, const FeedForward& part,
+                             const std::vector<int32_t>& blocks, const Bring& bring,
+                             const Use& use) {
+    const uint64_t frame = shape_.card.classes[size_t(class_of(part))].bytes;
+    const int64_t n = part.n_blocks();
+    int32_t* turn = turns_.get();
+    uint64_t bytes = 0;
+    for (size_t i = 0, half = 0; i < blocks.size(); i += kVisitors, half = 1 - half, turn += n) {
+        std::fill_n(turn, n, -1);
+        if (i >= 2 * kVisitors) device_.wait(copies_.get(), used_[half].get());
+        for (size_t k = i; k < std::min(blocks.size(), i + kVisitors); k++) {
+            const auto at = int32_t(half * kVisitors + (k - i));
+            turn[blocks[k] - part.first_block] = at;
+            bytes += send(blocks[k], visitors_.get() + uint64_t(at) * frame, 0, bring);
+        }
+        device_.record(came_[half].get(), copies_.get());
+        device_.wait(stream, came_[half].get());
+        device_.copy_in(stream, visiting_.get(), turn, uint64_t(n) * sizeof(int32_t));
+        use({visiting_.get(), int64_t(frame)});
+        device_.record(used_[half].get(), stream);
+    }
+    return bytes;
+}
+
 void ExpertFrames::fill(const std::vector<float>& rate, const Bring& bring) {
     experts_.profile(rate);
     for (int64_t block = 0, slot = 0; block < shape_.card.n_blocks(); block++) {
         const int32_t frame = experts_.frame(int32_t(block));
         if (frame < 0) continue;
-        if (send(int32_t(block), frame, int(slot), bring) == 0) {
+        uint8_t* const to = frame_at(*part_of(int32_t(block)), frame);
+        if (send(int32_t(block), to, int(slot), bring) == 0) {
             experts_.dropped(int32_t(block));
             continue;
         }

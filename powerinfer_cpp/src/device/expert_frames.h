@@ -34,15 +34,19 @@ struct FrameShape {
     // rows where it has none.
     std::vector<std::vector<Matrix>> matrices;
     uint64_t staged = 0;  // bytes of an expert in RAM, at most
+    bool visits = false;  // is there room for experts that come for a prompt?
 
-    int64_t experts() const;        // that may have a frame
+    int64_t experts() const;       // that may have a frame
+    int64_t most_experts() const;  // of a part, of these
+    uint64_t largest_frame() const;
     uint64_t frames_bytes() const;  // of all frames
-    // What it takes of a device, with the table and a landing for an expert, and of memory that both
-    // sides see. changes: see ExpertFrames.
+    // What it takes of a device, with the table and a landing for an expert, and of memory that
+    // both sides see. changes: see ExpertFrames.
     uint64_t device_bytes() const;
     uint64_t shared_bytes(bool changes) const;
 };
 constexpr int kStagedExperts = 4;
+constexpr int kVisitors = 2;  // experts that come together, while as many others are computed
 
 class ExpertFrames {
  public:
@@ -57,7 +61,9 @@ class ExpertFrames {
     bool all(const FeedForward& part) const;
     ggml::DeviceFrames frames(const FeedForward& part) const;
     // A product of the expert in frame 0: 0 for the gate or, without one, for up; and so on.
-    ggml::DeviceProduct product(const FeedForward& part, size_t which, float* y) const;
+    // visitors: of those that visit().
+    ggml::DeviceProduct product(const FeedForward& part, size_t which, float* y,
+                                bool visitors = false) const;
     // Is this block there for the rows that are being computed?
     bool here(int32_t block) const { return table_[size_t(block)] >= 0; }
     int64_t n_here() const;
@@ -74,6 +80,15 @@ class ExpertFrames {
                                     const ggml::Matrix& down)>;
     using Bring = std::function<bool(int32_t block, const Take& take)>;
     uint64_t move(const std::function<bool(int32_t)>& ready, const Bring& bring);
+    // For rows of a prompt, the experts `blocks` come to the device one after the other, if RAM has
+    // all of them: use(frames) launches what they compute, for each kVisitors of them. Returns the
+    // bytes that cross. The pass before must have ended on the device.
+    bool can_visit() const { return shape_.visits && !changes_; }
+    using Use = std::function<void(const ggml::DeviceFrames&)>;
+    uint64_t visit(ggml::DeviceStream* stream, const FeedForward& part,
+                   const std::vector<int32_t>& blocks, const Bring& bring, const Use& use);
+    // Frames for merging when each expert is here or has been.
+    ggml::DeviceFrames everywhere() const { return {everywhere_.get(), 0}; }
     // Before any row: fills the frames with the experts that are expected to be used most; rate:
     // uses per token of every block, or empty. Those that bring() does not have stay away.
     void fill(const std::vector<float>& rate, const Bring& bring);
@@ -84,8 +99,9 @@ class ExpertFrames {
     uint64_t copied_bytes() const { return copied_bytes_; }
 
  private:
-    ggml::DeviceRows rows(const FeedForward& part, size_t which, int32_t frame) const;
-    uint64_t send(int32_t block, int32_t frame, int slot, const Bring& bring);
+    uint8_t* frame_at(const FeedForward& part, int32_t frame) const;
+    ggml::DeviceRows rows(const FeedForward& part, size_t which, uint8_t* frame) const;
+    uint64_t send(int32_t block, uint8_t* frame, int slot, const Bring& bring);
     void publish_table(ggml::DeviceStream* stream);
     int32_t class_of(const FeedForward& part) const {
         return shape_.card.class_of[size_t(part.index)];
@@ -101,12 +117,18 @@ class ExpertFrames {
     ggml::DeviceArray<uint8_t> landing_;  // [staged]
     ggml::SharedArray<uint8_t> staging_;  // [kStagedExperts][staged], or nothing
     const bool changes_;
-    std::vector<int32_t> table_;          // [blocks]: frames that rows may use
-    std::vector<int32_t> on_the_way_;     // blocks
-    ggml::Memory tables_;                 // of experts_
+    // Of visit(): frames [2][kVisitors], a table [blocks of a part], and what it becomes in turn.
+    ggml::DeviceArray<uint8_t> visitors_;
+    ggml::DeviceArray<int32_t> visiting_, everywhere_;
+    ggml::SharedArray<int32_t> turns_;
+    int32_t most_experts_ = 0;  // of a part
+    ggml::Owned<ggml::DeviceEvent> came_[2], used_[2];
+    std::vector<int32_t> table_;       // [blocks]: frames that rows may use
+    std::vector<int32_t> on_the_way_;  // blocks
+    ggml::Memory tables_;              // of experts_
     CardExperts experts_;
     std::vector<CardExperts::Move> moves_;
-    std::vector<int32_t> blocks_;  // of used()
+    std::vector<int32_t> blocks_;                  // of used()
     std::chrono::steady_clock::time_point begun_;  // the last pass
     bool was_token_ = false;                       // it was one generated row
     int64_t copies_made_ = 0;

@@ -21,6 +21,9 @@ using ggml::Error;
 
 namespace {
 
+// Fewer rows of a prompt never pay for the way of an expert.
+constexpr int64_t kVisitRows = 16;
+
 int power_of_two(int64_t n) {
     int power = 1;
     while (power < n) power *= 2;
@@ -158,7 +161,12 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
     const Config& c = model_.config;
     const int64_t n = end - begin;
     if (scratch_.residual.rows != n) carve(n);
-    Kind kind{batch.masked[begin], batch.uploads_cold[begin], int(n), 0, 1};
+    Kind kind{batch.masked[begin], batch.uploads_cold[begin], false, int(n), 0, 1};
+    // Graphs pay off for kinds that come again: generated rows, and single ones. The kinds of
+    // prompts change with every length.
+    const bool again =
+        !kind.uploads_cold && (n == 1 || (batch.generated[begin] && n <= kDeviceLists));
+    kind.visits = !again && n >= kVisitRows && on_.experts && on_.experts->can_visit();
     // A power of two, so that there are few kinds; no more than there is room for.
     const int64_t most_blocks = scratch_.attention.blocks;
     for (int64_t t = begin; t < end; t++) {
@@ -168,15 +176,14 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
         kind.blocks = std::max(kind.blocks, int(rounded));
     }
     fill_step(p, begin, end);
-    if (on_.experts) on_.experts->begin(stream_.get(), n, batch.generated[begin]);
+    if (on_.experts) {
+        const auto generated = std::count(batch.generated + begin, batch.generated + end, true);
+        on_.experts->begin(stream_.get(), n, 2 * generated > n);
+    }
     const uint64_t step_bytes =
         ggml::carved_bytes<DeviceStep>(model_, params_, model_.device_layers(), n);
     try {
         device_.copy_in(stream_.get(), scratch_.step.epoch, host_step_, step_bytes);
-        // Graphs pay off for kinds that come again: generated rows, and single ones. The kinds of
-        // prompts change with every length.
-        const bool again =
-            !kind.uploads_cold && (n == 1 || (batch.generated[begin] && n <= kDeviceLists));
         if (params_.stepwise || !again) {
             launch_rows(p, kind, params_.stepwise ? LaunchMode::stepwise : LaunchMode::by_layer);
         } else {

@@ -42,9 +42,10 @@ class DeviceForward : public DeviceKv {
     // Rows of the same kind are computed by the same operators, so they can use the same graphs.
     struct Kind {
         bool masked, uploads_cold;  // as in Batch
+        bool visits;                // experts of RAM may come to the device
         int rows, kept;
         int blocks;  // into which attention divides the positions
-        auto tied() const { return std::tie(masked, uploads_cold, rows, kept, blocks); }
+        auto tied() const { return std::tie(masked, uploads_cold, visits, rows, kept, blocks); }
         bool operator<(const Kind& other) const { return tied() < other.tied(); }
     };
     // recorded: operators become graphs, which are launched later; the CPU computes its parts
@@ -94,6 +95,10 @@ class DeviceForward : public DeviceKv {
     void launch_experts(const Pass& p, int64_t i, const FeedForward& part,
                         const ggml::DeviceInput& x, float* y, const Kind& kind, LaunchMode mode,
                         const F& meanwhile);
+    void launch_frames(const FeedForward& part, const ggml::DeviceInput& x,
+                       const ggml::DeviceFrames& frames, bool visitors);
+    bool visit_experts(const Pass& p, int64_t i, const FeedForward& part,
+                       const ggml::DeviceInput& x, const Kind& kind);
     void launch_matrices(const FeedForward& part, const ggml::DeviceInput& x, float* y);
     void launch_norm(const NormWeights& w, float* x, const ggml::DeviceInput& y);
     void add_to_stream(const float* y, const Kind& kind);

@@ -144,7 +144,8 @@ void DeviceForward::launch_layer(const Pass& p, int64_t i, const Kind& kind, Lau
     DeviceSteps steps(*this, p, i, kind, mode);
     walk(model_.layers[size_t(i)], steps);
     const bool after = mode == LaunchMode::by_layer && !cpu_may_read(p);
-    if (after && cpu_has_part(i, kind)) compute_cpu_part(p, i, kind);
+    const bool done = ffn(i).routed() && kind.visits;  // by visit_experts()
+    if (after && !done && cpu_has_part(i, kind)) compute_cpu_part(p, i, kind);
 }
 
 // x += y, with the next norm of the stream if it has room for that.
@@ -398,21 +399,70 @@ void DeviceForward::launch_experts(const Pass& p, int64_t i, const FeedForward& 
     const DeviceExchange& exchange = exchange_[size_t(i - first_)];
     const bool meets = cpu_has_part(i, kind);
     if (meets) ops_.publish_experts(stream_.get(), x, s.choice, frames, exchange);
-    if (experts.any(part)) {
-        DeviceInput fired = s.expert_fired;
-        fired.rows = s.choice.pairs();
-        fired.cols = int(part.n_ff);
-        const bool gated = bool(part.blocks[0].gate);
-        const DeviceProduct down = experts.product(part, gated ? 2 : 1, s.expert_out);
-        DeviceProduct first[2] = {experts.product(part, 0, fired.x)};
-        if (gated) first[1] = experts.product(part, 1, s.expert_up);
-        ops_.matmul_experts(stream_.get(), x, s.choice, frames, first, gated ? 2 : 1);
-        ops_.activation(stream_.get(), part.activation, fired, gated ? s.expert_up : nullptr);
-        ops_.matmul_experts(stream_.get(), fired, s.choice, frames, &down, 1);
-    }
+    if (experts.any(part)) launch_frames(part, x, frames, false);
     meanwhile();
-    if (meets) cpu_part_before_merge(p, i, kind, mode);
-    ops_.merge_experts(stream_.get(), s.choice, frames, s.expert_out, exchange, n_embd(), y);
+    ggml::DeviceFrames merged = frames;
+    if (meets && kind.visits) {
+        if (visit_experts(p, i, part, x, kind)) merged = experts.everywhere();
+    } else if (meets) {
+        cpu_part_before_merge(p, i, kind, mode);
+    }
+    ops_.merge_experts(stream_.get(), s.choice, merged, s.expert_out, exchange, n_embd(), y);
+}
+
+// What the experts in these frames give for their pairs of the last choice.
+void DeviceForward::launch_frames(const FeedForward& part, const DeviceInput& x,
+                                  const ggml::DeviceFrames& frames, bool visitors) {
+    DeviceScratch& s = scratch_;
+    const ExpertFrames& experts = *on_.experts;
+    const bool gated = bool(part.blocks[0].gate);
+    DeviceInput fired = s.expert_fired;
+    fired.rows = s.choice.pairs();
+    fired.cols = int(part.n_ff);
+    const DeviceProduct down = experts.product(part, gated ? 2 : 1, s.expert_out, visitors);
+    DeviceProduct first[2] = {experts.product(part, 0, fired.x, visitors)};
+    if (gated) first[1] = experts.product(part, 1, s.expert_up, visitors);
+    ops_.matmul_experts(stream_.get(), x, s.choice, frames, first, gated ? 2 : 1);
+    // Pairs whose experts are elsewhere have any values here; nobody reads them.
+    ops_.activation(stream_.get(), part.activation, fired, gated ? s.expert_up : nullptr);
+    ops_.matmul_experts(stream_.get(), fired, s.choice, frames, &down, 1);
+}
+
+// For rows of a prompt: if the experts that the device lacks have enough rows to pay for their way,
+// they come to the device. Else the CPU computes them. Either way they have the same bits.
+bool DeviceForward::visit_experts(const Pass& p, int64_t i, const FeedForward& part,
+                                  const DeviceInput& x, const Kind& kind) {
+    // An expert of 2.9 MB crosses in 115 us; a CPU that reads 60 GB/s computes it for one row in 50
+    // us, and for each further one in some 20.
+    constexpr int64_t kRows = 4;
+    const DeviceExchange& e = exchange_[size_t(i - first_)];
+    p.check_stop();
+    await(p, e);
+    const int64_t pairs = int64_t(kind.rows) * part.n_used;
+    std::vector<int32_t> missing;  // blocks, once for each pair
+    for (int64_t k = 0; k < pairs; k++) {
+        const int32_t block = part.number(e.ids[k]);
+        if (!on_.experts->here(block)) missing.push_back(block);
+    }
+    const auto n = int64_t(missing.size());
+    std::sort(missing.begin(), missing.end());
+    missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+    if (n < kRows * int64_t(missing.size()) || n == 0) {
+        compute_cpu_part(p, i, kind);
+        return false;
+    }
+    on_.experts->used(part, e.ids, pairs);
+    count_experts(p, part, pairs);
+    const auto bring = [&](int32_t block, const ExpertFrames::Take& take) {
+        p.check_stop();
+        const Ffn& f = part.blocks[size_t(block - part.first_block)];
+        take(f.gate, f.up, f.down);
+        return true;
+    };
+    p.counts.transferred += on_.experts->visit(
+        stream_.get(), part, missing, bring,
+        [&](const ggml::DeviceFrames& frames) { launch_frames(part, x, frames, true); });
+    return true;
 }
 
 // y = down . (act(gate . x) * (up . x)), of matrices.

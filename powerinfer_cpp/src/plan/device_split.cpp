@@ -51,7 +51,7 @@ class Chooser {
         const uint64_t sessions = sessions_bytes(model_, params_, session_, n, false, Tier::gpu);
         uint64_t sum = size_sum(sessions, device_table_bytes(model_.neurons_from(first)));
         sum = size_sum(sum, model_.device->device->context_bytes());
-        sum = size_sum(sum, frame_shape(model_, first, 0).device_bytes());
+        sum = size_sum(sum, frame_shape(model_, first, 0, params_.op_offload).device_bytes());
         for (size_t i = size_t(first); i < fixed_.size(); i++) sum = size_sum(sum, fixed_[i]);
         return sum;
     }
@@ -210,8 +210,9 @@ void divide(FrameShape& shape, uint64_t bytes) {
 
 }  // namespace
 
-FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes) {
+FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes, bool visits) {
     FrameShape shape;
+    shape.visits = visits;
     shape.matrices.resize(m.ffns.size());
     shape.card.class_of.assign(m.ffns.size(), -1);
     for (const FeedForward* part : m.ffns) shape.card.before.push_back(part->first_block);
@@ -289,9 +290,11 @@ DeviceSplit split_with_device(const Model& m, const pi_model_params& params,
         split.head = true;
         left -= chooser.head();
     }
-    const uint64_t table = frame_shape(m, split.first_layer, 0).device_bytes();
+    const uint64_t table = frame_shape(m, split.first_layer, 0, params.op_offload).device_bytes();
     split.expert_bytes = left / ggml::kDeviceGranule * ggml::kDeviceGranule + table;
-    left -= frame_shape(m, split.first_layer, split.expert_bytes).device_bytes() - table;
+    left -=
+        frame_shape(m, split.first_layer, split.expert_bytes, params.op_offload).device_bytes() -
+        table;
     const auto fill = [&](uint64_t bytes) {
         chooser.fill(split, params.placement == PI_PLACEMENT_NONE ? 0 : bytes);
         for (int64_t i = split.first_layer; i < n_layer; i++) {

@@ -18,6 +18,7 @@ DeviceSplit split_with_device(const Model& model, const pi_model_params& params,
 // The frames for the experts of the layers from `first` on, in so many bytes of the device's
 // memory: the same share of the experts of every size. Without room for any, a shape without
 // frames.
-FrameShape frame_shape(const Model& model, int64_t first, uint64_t bytes);
+// visits: with room for experts of RAM that come for a prompt.
+FrameShape frame_shape(const Model& model, int64_t first, uint64_t bytes, bool visits);
 
 }  // namespace powerinfer
