@@ -279,9 +279,10 @@ void test_attention() {
             if (more) how.sinks = device_sinks.get();
             ops.attention(stream(), device, n_head, how, device_ranges.get(), n, device_q.get(),
                           scratch, out.get());
-            const Floats got = noted(out.read());
-            CHECK(cpu_fuses(dim) ? same_bits(got, expected)
-                                 : difference(got, expected) < kRounding);
+            // Where the CPU's weights differ in their last bits, integers of 14 bits may differ
+            // by 1.
+            const double rounding = type == DType::Q8_0 ? 2e-4 : kRounding;
+            CHECK(like_the_cpus(noted(out.read()), expected, rounding));
         }
     }
 }
@@ -325,8 +326,7 @@ void test_long_attention() {
     Carved<AttentionScratch> room("scratch", context.threads.size(), 1, length,
                                   AttentionSizes{1, dim, dim, dim});
     attention(context, host, 1, {1}, &row, 1, q.data(), *room, expected.data());
-    const Floats got = noted(out.read());
-    CHECK(cpu_fuses(dim) ? same_bits(got, expected) : difference(got, expected) < kRounding);
+    CHECK(like_the_cpus(noted(out.read()), expected));
 }
 
 // Scores of rows of signs: the CPU's bits, also for what is no number.

@@ -61,18 +61,6 @@ inline double difference(const Floats& a, const Floats& b) {
 }
 constexpr double kRounding = 2e-5;
 
-// Does the CPU multiply and add in one operation where it weighs values of so many columns, as
-// devices do? Those without such an instruction do not.
-inline bool cpu_fuses(int64_t cols) {
-    const Floats weight = {1 + 0x1p-12f};
-    const Floats values(static_cast<size_t>(cols), 1 + 0x1p-12f);
-    Floats sums(static_cast<size_t>(cols), -(1 + 0x1p-11f));  // the product is larger by 2^-24
-    const auto* row = reinterpret_cast<const uint8_t*>(values.data());
-    context.kernels.accumulate[int(DType::F32)](row, row, 4 * cols, 1, cols, weight.data(), 1, 1,
-                                                sums.data(), cols);
-    return std::count(sums.begin(), sums.end(), 0.0f) == 0;
-}
-
 const DType kTypes[] = {DType::F32,  DType::F16,    DType::BF16,   DType::Q4_0,
                         DType::Q4_1, DType::Q5_0,   DType::Q5_1,   DType::Q8_0,
                         DType::Q2_K, DType::Q3_K,   DType::Q4_K,   DType::Q5_K,
@@ -110,8 +98,8 @@ inline bool cpu_fuses() {
     const std::string isa = isa_name(context.kernels);
     return isa != "generic" && isa != "avx";
 }
-inline bool like_the_cpus(const Floats& got, const Floats& expected) {
-    return cpu_fuses() ? same_bits(got, expected) : difference(got, expected) < kRounding;
+inline bool like_the_cpus(const Floats& got, const Floats& expected, double rounding = kRounding) {
+    return cpu_fuses() ? same_bits(got, expected) : difference(got, expected) < rounding;
 }
 
 // A matrix as products of the CPU read it: blocks in strips.
