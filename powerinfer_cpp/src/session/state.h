@@ -10,7 +10,7 @@ namespace powerinfer {
 // Raise it whenever the rounding of any result changes: a kernel's, an order of sums, a function of
 // ggml/math.h. States of another number are refused, here and in Python (pi_numerics), because they
 // would continue with bits that this version does not compute.
-constexpr int32_t kNumerics = 3;
+constexpr int32_t kNumerics = 4;
 
 // The size of a sequence in bytes, and writing it. Throw Error(argument) if the sequence does not
 // exist. The first state of a model reads its file, to name its weights (weights_name): Error(io).

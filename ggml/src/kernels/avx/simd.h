@@ -90,6 +90,9 @@ inline float f16_value(f16_t h) {
 inline f32x8 add_product(f32x8 sum, f32x8 a, f32x8 b) {
     return _mm256_add_ps(sum, _mm256_mul_ps(a, b));
 }
+inline float add_product(float sum, float a, float b) {
+    return sum + a * b;
+}
 inline f32x8 sub_product(f32x8 sum, f32x8 a, f32x8 b) {
     return _mm256_sub_ps(sum, _mm256_mul_ps(a, b));
 }

@@ -63,6 +63,9 @@ inline float f16_value(f16_t h) {
 inline f32x8 add_product(f32x8 sum, f32x8 a, f32x8 b) {
     return _mm256_fmadd_ps(a, b, sum);
 }
+inline float add_product(float sum, float a, float b) {
+    return __builtin_fmaf(a, b, sum);
+}
 inline f32x8 sub_product(f32x8 sum, f32x8 a, f32x8 b) {
     return _mm256_fnmadd_ps(a, b, sum);
 }

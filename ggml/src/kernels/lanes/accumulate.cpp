@@ -21,8 +21,9 @@ void accumulate(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_
     for (; c < cols; c++) {
         for (int64_t t = 0; t < nt; t++) {
             float sum = y[t * ldy + c];
-            for (int64_t r = 0; r < n_rows; r++)
-                sum += a[t * lda + r] * W::load1(w + r * row_bytes, c);
+            for (int64_t r = 0; r < n_rows; r++) {
+                sum = add_product(sum, a[t * lda + r], W::load1(w + r * row_bytes, c));
+            }
             y[t * ldy + c] = sum;
         }
     }

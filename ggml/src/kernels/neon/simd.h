@@ -107,6 +107,9 @@ inline f32x8 mul(f32x8 a, f32x8 b) {
 inline f32x8 add_product(f32x8 sum, f32x8 a, f32x8 b) {
     return {vfmaq_f32(sum.a, a.a, b.a), vfmaq_f32(sum.b, a.b, b.b)};
 }
+inline float add_product(float sum, float a, float b) {
+    return __builtin_fmaf(a, b, sum);
+}
 inline f32x8 sub_product(f32x8 sum, f32x8 a, f32x8 b) {
     return {vfmsq_f32(sum.a, a.a, b.a), vfmsq_f32(sum.b, a.b, b.b)};
 }
