@@ -1,8 +1,10 @@
 // The device that takes a card's time: the time of its operators, what it counts, and models that
 // it shares with the CPU.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <thread>
 
 #include "device/device_model.h"
 #include "engine/sessions.h"
@@ -141,11 +143,79 @@ void test_split() {
     }
 }
 
+// A layer of a mixture: the host computes experts that have no frame, and nobody waits without any.
+void test_experts() {
+    constexpr int kExperts = 16, kUsed = 4, kCols = 64, kTokens = 400;
+    const auto device = ggml::open_device("timed:skew=1");
+    DeviceStream* stream = device->new_stream();
+    const auto array = [&](size_t n) {
+        return static_cast<int32_t*>(device->allocate(n * sizeof(int32_t), "test"));
+    };
+    ggml::DeviceChoice choice;
+    choice.expert = array(kUsed);
+    choice.weight = reinterpret_cast<float*>(array(kUsed));
+    choice.rows = 1, choice.n_used = kUsed, choice.n_expert = kExperts;
+    int32_t* const frame = array(kExperts);
+    ggml::DeviceExchange e;
+    std::vector<float> x(kCols), sums(kUsed * kCols);
+    std::vector<int32_t> ids(kUsed), count(1);
+    uint32_t published = 0, answered = 0, epoch = 0;
+    e.x = x.data(), e.sums = sums.data(), e.ids = ids.data(), e.count = count.data();
+    e.published = &published, e.answered = &answered, e.epoch = &epoch;
+    ggml::DeviceInput input;
+    input.rows = 1, input.cols = kCols;
+    ggml::DeviceRows w;
+    w.rows = 10, w.cols = kCols, w.stride = 100;
+    const ggml::DeviceProduct product{w, nullptr, nullptr};
+    const ggml::DeviceFrames frames{frame, 0};
+    device->begin_capture(stream);
+    device->ops().route(stream, {}, nullptr, choice);
+    device->ops().publish_experts(stream, input, choice, frames, e);
+    device->ops().matmul_experts(stream, input, choice, frames, &product, 1);
+    device->ops().merge_experts(stream, choice, frames, nullptr, e, kCols, nullptr);
+    ggml::DeviceGraph* graph = device->end_capture(stream);
+    CHECK(device->nodes(graph) == 5);
+    std::vector<int> used(kExperts);
+    for (const bool all_here : {true, false}) {
+        for (int i = 0; i < kExperts; i++) frame[i] = all_here || i % 2 ? i : -1;
+        const double before = ggml::timed::of(stream).bytes();
+        int here = 0;
+        for (int t = 0; t < kTokens; t++) {
+            epoch++;
+            device->launch(graph, stream);
+            while (__atomic_load_n(&published, __ATOMIC_ACQUIRE) != epoch)
+                std::this_thread::yield();
+            int cold = 0;
+            for (int k = 0; k < kUsed; k++) {
+                CHECK(ids[size_t(k)] >= 0 && ids[size_t(k)] < kExperts);
+                CHECK(k == 0 || ids[size_t(k)] > ids[size_t(k - 1)]);
+                used[size_t(ids[size_t(k)])]++;
+                cold += frame[ids[size_t(k)]] < 0;
+            }
+            CHECK(count[0] == cold);
+            here += kUsed - cold;
+            if (cold > 0) __atomic_store_n(&answered, epoch, __ATOMIC_RELEASE);
+            device->wait(stream);
+        }
+        CHECK(ggml::timed::of(stream).bytes() - before == here * 1000.0);
+        CHECK((here == kUsed * kTokens) == all_here);
+    }
+    std::sort(used.begin(), used.end());
+    CHECK(used[0] > 0 && used[kExperts - 1] > 4 * used[0]);
+    device->release(graph);
+    for (void* memory : {static_cast<void*>(frame), static_cast<void*>(choice.weight),
+                         static_cast<void*>(choice.expert)}) {
+        device->release(memory);
+    }
+    device->release(stream);
+}
+
 }  // namespace
 
 int main() {
     test_ids();
     test_time();
     test_split();
+    test_experts();
     return check::summary("test_timed");
 }

@@ -14,10 +14,11 @@ Config Config::parse(const std::string& id) {
         const char* name;
         double* value;
     };
-    const Number numbers[] = {
-        {"memory", &c.memory}, {"bandwidth", &c.bandwidth}, {"link", &c.link},
-        {"node", &c.node},     {"launch", &c.launch},       {"flag", &c.flag},
-        {"fired", &c.fired},   {"proposed", &c.proposed},   {"level", &c.level}};
+    const Number numbers[] = {{"memory", &c.memory}, {"bandwidth", &c.bandwidth},
+                              {"link", &c.link},     {"node", &c.node},
+                              {"launch", &c.launch}, {"flag", &c.flag},
+                              {"fired", &c.fired},   {"proposed", &c.proposed},
+                              {"level", &c.level},   {"skew", &c.skew}};
     const auto wrong = [&](const std::string& what) {
         return Error(Code::device, "device \"" + id + "\": " + what);
     };

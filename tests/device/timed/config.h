@@ -17,6 +17,7 @@ struct Config {
     double proposed = 1;   // neurons that a predictor asks for, per firing
     double fired = 1;      // share of these that fire
     double level = 0;      // what stands in columns 32 to 63 of an FFN's input
+    double skew = 0.5;     // experts: that of rank r is chosen in proportion to 1 / (1 + r)^skew
     std::string rates;     // file of float32 [layers][neurons]: how often each neuron fires
     std::vector<float> rate;  // its contents
 

@@ -1,7 +1,11 @@
 // The operators: each puts its kernels and the bytes of weights and cache that they read into the
 // stream. What the CPU's half depends on is done: selection, publishing, waiting, counting.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 #include "ggml/device_ops.h"
 #include "ggml/status.h"
@@ -12,9 +16,23 @@ namespace ggml::timed {
 namespace {
 
 // Kernels of the operators of cuda/ops/*.cu, where there is more than one.
-constexpr int kAttention = 2, kSketch = 2, kFfn = 2;
+constexpr int kAttention = 2, kSketch = 2, kFfn = 2, kRoute = 2;
 constexpr int kRounds = 16;                      // selections are drawn once and used in turn
+constexpr int kChoices = 1024;                   // and so are the experts of a row
 constexpr int kLevelBegin = 32, kLevelEnd = 64;  // columns of Config::level
+
+// SplitMix64: the same draws in every run.
+uint64_t mixed(uint64_t x) {
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+}
+
+// 0 to 1.
+double uniform(uint64_t seed) {
+    return double(mixed(seed) >> 11) / double(uint64_t(1) << 53);
+}
 
 double bytes_of(const DeviceRows& w) {
     return double(w.rows) * double(w.stride);
@@ -56,7 +74,8 @@ void store_kv(DeviceStream* stream, const KvLayer&, const KvSlot*, int, const fl
     put(stream, 1, 0);
 }
 void attention(DeviceStream* stream, const KvLayer& kv, int, const AttentionScores&,
-               const DeviceAttentionRow* rows, int n, const float*, const DeviceAttentionScratch&, float*) {
+               const DeviceAttentionRow* rows, int n, const float*, const DeviceAttentionScratch&,
+               float*) {
     const double position = double(2 * kv.n_head_kv * kv.key_bytes());
     of(stream).put(kAttention, [=](Timeline& t) {
         int64_t positions = 0;
@@ -69,45 +88,7 @@ void sketch_scores(DeviceStream* stream, const DeviceSketch& w, const float*, in
     put(stream, kSketch, double(w.rows) * w.cols / 8);
 }
 
-// ---- Mixtures ----------------------------------------------------------------------------------
-
-void route(DeviceStream* stream, const Routing&, float*, const DeviceChoice&) {
-    put(stream, 1, 0);
-}
-void matmul_experts(DeviceStream* stream, const DeviceInput&, const DeviceChoice& choice,
-                    const DeviceFrames& frames, const DeviceProduct* products, int n) {
-    double bytes = 0;
-    for (int i = 0; i < n; i++) bytes += bytes_of(products[i].w);
-    const int32_t *const expert = choice.expert, *const frame = frames.frame;
-    const int pairs = choice.pairs();
-    // As if no two rows had chosen the same expert; tiles would read it once.
-    of(stream).put(1, [=](Timeline& t) {
-        int here = 0;
-        for (int i = 0; i < pairs; i++) here += frame[expert[i]] >= 0;
-        t.spend(1, here * bytes);
-    });
-}
-void publish_experts(DeviceStream* stream, const DeviceInput&, const DeviceChoice&,
-                     const DeviceFrames&, const DeviceExchange&) {
-    put(stream, 1, 0);
-}
-void merge_experts(DeviceStream* stream, const DeviceChoice&, const DeviceFrames&, const float*,
-                   const DeviceExchange&, int, float*) {
-    put(stream, 1, 0);
-}
-void unfold(DeviceStream* stream, const uint8_t*, const DeviceRows&) {
-    put(stream, 1, 0);
-}
-
 // ---- Selection ----------------------------------------------------------------------------------
-
-// SplitMix64: the same draws in every run.
-uint64_t mixed(uint64_t x) {
-    x += 0x9e3779b97f4a7c15;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-    return x ^ (x >> 31);
-}
 
 struct Lists {
     std::vector<int32_t> hot, cold;
@@ -117,8 +98,7 @@ struct Lists {
 Lists draw(const float* rate, double proposed, const int32_t* slot, int n, uint64_t seed) {
     Lists lists;
     for (int i = 0; i < n; i++) {
-        const double u = double(mixed(seed ^ uint64_t(i)) >> 11) / double(uint64_t(1) << 53);
-        if (rate && u >= proposed * rate[i]) continue;
+        if (rate && uniform(seed ^ uint64_t(i)) >= proposed * rate[i]) continue;
         if (!slot || slot[i] >= 0) {
             lists.hot.push_back(i);
         } else {
@@ -159,6 +139,34 @@ void select(DeviceStream* stream, const float* score, float, const uint8_t*, con
 
 // ---- Both halves --------------------------------------------------------------------------------
 
+// The stream goes on while the flag is on its way.
+void release(const Timeline& t, const DeviceExchange& to) {
+    Timeline seen = t;
+    seen.wait_for(t.config().flag);
+    seen.reach();
+    __atomic_store_n(to.published, *to.epoch, __ATOMIC_RELEASE);
+}
+
+void await(Timeline& t, const DeviceExchange& from) {
+    const uint32_t epoch = *from.epoch;
+    for (;;) {
+        const uint32_t answered = __atomic_load_n(from.answered, __ATOMIC_ACQUIRE);
+        if (answered == epoch || answered == kReleased) break;
+#ifdef GGML_X86
+        __builtin_ia32_pause();
+#endif
+    }
+    t.rest();
+    t.wait_for(t.config().flag);
+}
+
+// +1 and -1, by a fixed pattern.
+std::vector<float> pattern(int cols) {
+    std::vector<float> x(static_cast<size_t>(cols));
+    for (int i = 0; i < cols; i++) x[size_t(i)] = mixed(uint64_t(i)) & 1 ? 1.0f : -1.0f;
+    return x;
+}
+
 void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput&,
                  const DeviceLists& lists, const DeviceFfnScratch& scratch) {
     const int32_t* const count = lists.count;
@@ -180,9 +188,7 @@ void merge(DeviceStream* stream, const DeviceSums&, const float*, const float*, 
 void publish(DeviceStream* stream, const DeviceInput& input, const DeviceLists& lists,
              const DeviceExchange& to) {
     const int cols = input.cols;
-    // +1 and -1, by a fixed pattern.
-    const auto x = std::make_shared<std::vector<float>>(size_t(cols));
-    for (int i = 0; i < cols; i++) (*x)[size_t(i)] = mixed(uint64_t(i)) & 1 ? 1.0f : -1.0f;
+    const auto x = std::make_shared<std::vector<float>>(pattern(cols));
     const auto started = std::make_shared<bool>(false);
     of(stream).put(1, [=](Timeline& t) {
         if (!*started) {
@@ -204,11 +210,7 @@ void publish(DeviceStream* stream, const DeviceInput& input, const DeviceLists& 
         *to.count = n;
         t.spend(1, 0);
         t.transfer(bytes);
-        // The stream goes on while the flag is on its way.
-        Timeline seen = t;
-        seen.wait_for(t.config().flag);
-        seen.reach();
-        __atomic_store_n(to.published, *to.epoch, __ATOMIC_RELEASE);
+        release(t, to);
     });
 }
 
@@ -217,19 +219,117 @@ void merge_answer(DeviceStream* stream, const DeviceSums& here, const DeviceList
     const int cols = here.cols;
     of(stream).put(1, [=](Timeline& t) {
         if (lists.count[1] == 0) return t.spend(1, 0);
-        const uint32_t epoch = *from.epoch;
-        for (;;) {
-            const uint32_t answered = __atomic_load_n(from.answered, __ATOMIC_ACQUIRE);
-            if (answered == epoch || answered == kReleased) break;
-#ifdef GGML_X86
-            __builtin_ia32_pause();
-#endif
-        }
-        t.rest();
-        t.wait_for(t.config().flag);
+        await(t, from);
         t.transfer(double(cols) * sizeof(float));
         t.spend(1, 0);
     });
+}
+
+// ---- Mixtures ----------------------------------------------------------------------------------
+
+// How often each expert of a layer is chosen, as the law has it. Which ones are popular is drawn.
+std::vector<double> popularity(int n, uint64_t layer, double skew) {
+    std::vector<int> order(static_cast<size_t>(n));
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](int a, int b) {
+        return mixed(layer << 32 | uint64_t(a)) < mixed(layer << 32 | uint64_t(b));
+    });
+    std::vector<double> weight(order.size());
+    for (int r = 0; r < n; r++) weight[size_t(order[size_t(r)])] = std::pow(1 + r, -skew);
+    return weight;
+}
+
+// n_used experts, one after the other by their weights, none twice: those for which an event of
+// this rate comes first. Ascending.
+void choose(const std::vector<double>& weight, int n_used, uint64_t seed, int32_t* chosen) {
+    std::vector<std::pair<double, int32_t>> first;
+    for (size_t e = 0; e < weight.size(); e++) {
+        first.emplace_back(-std::log(1 - uniform(seed ^ e)) / weight[e], int32_t(e));
+    }
+    std::partial_sort(first.begin(), first.begin() + n_used, first.end());
+    for (int k = 0; k < n_used; k++) chosen[k] = first[size_t(k)].second;
+    std::sort(chosen, chosen + n_used);
+}
+
+// Rows of one graph take the choices of its layer in turn. What is no graph has the first layer's.
+void route(DeviceStream* stream, const Routing&, float*, const DeviceChoice& to) {
+    Graph* graph = of(stream).recorded();
+    const uint64_t layer = graph ? uint64_t(graph->routers++) : 0;
+    const auto drawn = std::make_shared<std::vector<int32_t>>();
+    of(stream).put(kRoute, [=](Timeline& t) {
+        const int choices = graph ? kChoices : to.rows;
+        if (drawn->empty()) {
+            const auto weight = popularity(to.n_expert, layer, t.config().skew);
+            drawn->resize(size_t(choices * to.n_used));
+            for (int i = 0; i < choices; i++) {
+                const uint64_t seed = mixed(layer * kChoices + uint64_t(i)) << 16;
+                choose(weight, to.n_used, seed, drawn->data() + i * to.n_used);
+            }
+        }
+        for (int row = 0; row < to.rows; row++) {
+            const uint64_t i = (t.launches * uint64_t(to.rows) + uint64_t(row)) % uint64_t(choices);
+            std::copy_n(drawn->begin() + int64_t(i) * to.n_used, to.n_used,
+                        to.expert + row * to.n_used);
+        }
+        std::fill_n(to.weight, to.pairs(), 1 / float(to.n_used));
+        t.spend(kRoute, 0);
+    });
+}
+
+int cold_pairs(const DeviceChoice& choice, const DeviceFrames& frames) {
+    return int(std::count_if(choice.expert, choice.expert + choice.pairs(),
+                             [&](int32_t e) { return frames.frame[e] < 0; }));
+}
+
+void matmul_experts(DeviceStream* stream, const DeviceInput&, const DeviceChoice& choice,
+                    const DeviceFrames& frames, const DeviceProduct* products, int n) {
+    double bytes = 0;
+    for (int i = 0; i < n; i++) bytes += bytes_of(products[i].w);
+    of(stream).put(1, [=](Timeline& t) {
+        std::vector<int32_t> here;  // each once, whatever rows choose it
+        for (int i = 0; i < choice.pairs(); i++) {
+            if (frames.frame[choice.expert[i]] >= 0) here.push_back(choice.expert[i]);
+        }
+        std::sort(here.begin(), here.end());
+        const auto end = std::unique(here.begin(), here.end());
+        t.spend(1, double(end - here.begin()) * bytes);
+    });
+}
+
+void publish_experts(DeviceStream* stream, const DeviceInput& input, const DeviceChoice& choice,
+                     const DeviceFrames& frames, const DeviceExchange& to) {
+    const int rows = input.rows, cols = input.cols;
+    const auto x = std::make_shared<std::vector<float>>(pattern(cols));
+    of(stream).put(1, [=](Timeline& t) {
+        const int cold = cold_pairs(choice, frames);
+        double bytes = double(choice.pairs()) * sizeof(int32_t);
+        std::copy_n(choice.expert, choice.pairs(), to.ids);
+        if (cold > 0) {
+            bytes += double(rows) * cols * sizeof(float);
+            for (int row = 0; row < rows; row++) {
+                std::copy(x->begin(), x->end(), to.x + int64_t(row) * cols);
+            }
+        }
+        *to.count = cold;
+        t.spend(1, 0);
+        t.transfer(bytes);
+        release(t, to);
+    });
+}
+
+void merge_experts(DeviceStream* stream, const DeviceChoice& choice, const DeviceFrames& frames,
+                   const float*, const DeviceExchange& from, int cols, float*) {
+    of(stream).put(1, [=](Timeline& t) {
+        if (const int cold = cold_pairs(choice, frames); cold > 0) {
+            await(t, from);
+            t.transfer(double(cold) * cols * sizeof(float));
+        }
+        t.spend(1, 0);
+    });
+}
+
+void unfold(DeviceStream* stream, const uint8_t*, const DeviceRows& to) {
+    put(stream, 1, 2 * bytes_of(to));  // read and written
 }
 
 void flag_rounds(DeviceStream*, const DeviceExchange&, uint32_t) {

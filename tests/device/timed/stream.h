@@ -58,6 +58,7 @@ struct Graph {
     int nodes = 0;
     // Selections of neurons in it, which are those of the last layers of the model.
     std::shared_ptr<int> selections = std::make_shared<int>(0);
+    int routers = 0;  // in it
 };
 
 class Stream {
