@@ -3,11 +3,12 @@
     python tests/gpu/flags.py MERGE.ptx MERGE_EXPERTS.ptx [--source DEVICE_FORWARD.cpp]
 
 The threads of the checked programs are those of publish_kernel and merge_answer_kernel, and then of
-publish_experts_kernel and merge_experts_kernel: the interpreter (ptx/) runs the PTX that nvcc made of them, and each access of shared memory, with the
-order and scope that the instruction has, becomes an event of memory_model.py. The host's half is
-written here; --source checks that the engine does what is written. Then mutants: each weakens one
-instruction, and must make a bad end possible. Prints a line of JSON per program: its name, whether
-the end is possible, and whether it should be.
+publish_experts_kernel and merge_experts_kernel: the interpreter (ptx/) runs the PTX that nvcc made
+of them, and each access of shared memory, with the order and scope that the instruction has,
+becomes an event of memory_model.py. The host's half is written here; --source checks that the
+engine does what is written. Then mutants: each weakens one instruction, and must make a bad end
+possible. Prints a line of JSON per program: its name, whether the end is possible, and whether it
+should be.
 
 The programs, each with the end that must not be reached:
 - publish: two blocks give the CPU values, ids and a count; the CPU sees the flag, but an old value.

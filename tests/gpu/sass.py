@@ -51,9 +51,10 @@ KERNELS = ROOT / "ggml/src/cuda"
 FLAGS = ["-std=c++17", "-fmad=false", "--expt-relaxed-constexpr", "-DGGML_GPU=cuda"]
 FLAGS += [f"-I{ROOT / folder}" for folder in ("ggml/include", "ggml/src")]
 
-STREAMED = ("load16", "load", "load8", "load_group", "load_cached")
-# Bytes of 32 weights (of a cache: 8 numbers) as the loads of lanes, and in memory: lanes share what
-# scales more than they hold. By what the name of the kernel begins with and the type.
+STREAMED = ("load16", "load", "load8", "load_group")
+# Bytes of 32 weights (of a cache: what a lane reads at once) as the loads of lanes, and in memory:
+# lanes share what scales more than they hold. By what the name of the kernel begins with and the
+# type.
 GROUPS = {
     ("", "Q4_0"): (18, 18),
     ("", "Q4_1"): (20, 20),
@@ -68,7 +69,7 @@ GROUPS = {
     ("", "IQ4_NL"): (18, 18),
     ("", "MXFP4"): (17, 17),
     ("", "IQ4_XS"): (19, 17.25),
-    ("attention_kernel", "Q8_0"): (10, 8.5),
+    ("attention_kernel", "Q8_0"): (16, 16),
 }
 CONVERSIONS = ("I2F", "F2I", "F2F", "I2I", "FRND", "MUFU")
 

@@ -102,4 +102,4 @@ def test_every_barrier_and_guard_is_needed(tmp_path: Path) -> None:
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^(2[5-9]|[3-9]\d) mutants, 0 survive$", done.stdout, re.M), done.stdout
+    assert re.search(r"^(\d{3}|[5-9]\d) mutants, 0 survive$", done.stdout, re.M), done.stdout

@@ -24,10 +24,10 @@ from parser import Instruction, Kernel
 from replay import Replay, plain_name, short_name, symbols
 
 # One of each kind of kernel that has barriers, and one that has only guards. Types as numbers.
-KERNELS = ("select_kernel", "down_kernel<2>", "norm_kernel", "norm_and_rope_kernel",
+KERNELS = ("select_kernel", "down_kernel<2>", "rms_norm_kernel", "norm_and_rope_kernel",
            "matmul_kernel<8, 1>")  # fmt: skip
 # Those whose first sum in the code is executed, and inexact.
-SUMS = ("norm_kernel", "matmul_kernel<8, 1>", "norm_and_rope_kernel")
+SUMS = ("rms_norm_kernel", "matmul_kernel<8, 1>", "norm_and_rope_kernel")
 
 
 @dataclass(frozen=True)
