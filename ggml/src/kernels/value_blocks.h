@@ -1,6 +1,7 @@
 // Where a run of values in blocks of 32 lies (attention.h, KvLayer).
 #pragma once
 
+#include "formats/value_weights.h"
 #include "ggml/attention.h"
 
 namespace ggml::cpu {
@@ -13,10 +14,5 @@ namespace ggml::cpu {
 [[gnu::always_inline]] inline int64_t scales_at(int64_t head_dim, int64_t b) {
     return head_dim * kKvPage + b * kKvPage * int64_t(sizeof(f16_t));
 }
-
-// Weights are multiplied as integers up to this, in two bytes of seven bits: instructions that
-// multiply bytes add two products of seven and eight bits in 16 bits.
-constexpr int kWeightBits = 7;
-constexpr float kMostWeight = 16383;
 
 }  // namespace ggml::cpu

@@ -6,7 +6,7 @@
 #include "cuda/ops.h"
 #include "cuda/ops/quantise.h"
 #include "cuda/ops/rows.h"
-#include "kernels/value_blocks.h"
+#include "formats/value_weights.h"
 
 namespace ggml::GGML_GPU {
 
@@ -142,12 +142,12 @@ __device__ inline void weigh_block(const Stage& values, int first, int begin, in
     const float largest = warp_max(fmaxf(fmaxf(d[0], d[1]), 0.0f));
     const bool some = numbers && largest > 0;
     const float inverse = most > 0 ? 1 / most : 0.0f;
-    const float factor = some ? cpu::kMostWeight / largest : 0.0f;
+    const float factor = some ? kMostWeight / largest : 0.0f;
     for (int h = 0; h < 2; h++) {
         const float share = some ? a[h] * inverse * (d[h] * factor) : 0.0f;
         integers[h * kWarp + lane] = int(rintf(share));
     }
-    if (lane == 0) *unit = numbers ? most * largest * (1 / cpu::kMostWeight) : nanf("");
+    if (lane == 0) *unit = numbers ? most * largest * (1 / kMostWeight) : nanf("");
 }
 
 // Block (x, y, z): positions [256 x, 256 x + 256) of query head y of row z. Its sums: the weighted

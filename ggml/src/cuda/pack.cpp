@@ -1,8 +1,7 @@
-#include "cuda/planes.h"
+#include "cuda/pack.h"
 
 #include <cstring>
 
-#include "cuda/pack.h"
 #include "ggml/device_ops.h"
 #include "ggml/dtype.h"
 
