@@ -34,6 +34,13 @@ __device__ inline f16_t float_to_half(float value) {
     return __half_as_ushort(__float2half_rn(value));
 }
 
+// A pointer that the compiler cannot see comes from a parameter: it would have slower loads.
+template <typename T>
+__device__ inline T* in_global_memory(T* p) {
+    __builtin_assume(__isGlobal(p));
+    return p;
+}
+
 // Flags that host and device share: what was written before the store is seen after the load.
 __device__ inline uint32_t load_acquire_system(const uint32_t* flag) {
     return ::cuda::atomic_ref<uint32_t, ::cuda::thread_scope_system>(*const_cast<uint32_t*>(flag))

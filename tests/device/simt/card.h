@@ -28,6 +28,11 @@ inline f16_t float_to_half(float value) {
     return f32_to_f16(value);
 }
 
+template <typename T>
+T* in_global_memory(T* p) {
+    return p;
+}
+
 inline uint32_t load_acquire_system(const uint32_t* flag) {
     return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
 }

@@ -86,8 +86,7 @@ __global__ void select_kernel(Choice choice, DeviceLists lists) {
 
 // ---- what neurons send down ---------------------------------------------------------------------
 
-// Of a block. Few, since a short list would otherwise have too few blocks for a card.
-constexpr int kNeurons = 8;
+constexpr int kNeurons = 16;  // of a block
 
 // The list of a block's row.
 struct OwnList {
@@ -127,9 +126,8 @@ struct NeuronBlock {
         __syncthreads();
         const int n = shared.n;
         if (n == 0) return 0;
-        const RowsOfCall rows{nullptr, int(blockIdx.x), 1};
         Rows::multiply([&](int r) { return m.data + shared.row[r] * m.stride; }, n, kNeurons, x,
-                       rows, lanes, shared.products);
+                       blockIdx.x, 1, lanes, shared.products);
         if (!wants) return 0;
         return shared.products.sum[place] + (bias ? bias[neuron] : 0.0f);
     }
@@ -147,12 +145,12 @@ __device__ inline void tally(unsigned long long* total, bool yes) {
     if (total && threadIdx.x == 0 && n > 0) atomicAdd(total, (unsigned long long)n);
 }
 
-// Block (x, y): neurons [8 y, 8 y + 8) of the list of row x. h[i] = what neuron i of the list
+// Block (x, y): neurons [16 y, 16 y + 16) of the list of row x. h[i] = what neuron i of the list
 // multiplies its down row with; up is read only where the gate fires. Gate and up have one type.
 // Without a gate: the activated product with up. With `later`, only the second half: for an up of
 // another type than the gate's, whose activated values are in h.
 template <DType type>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     fire_kernel(DeviceNeurons w, DeviceInput x, DeviceLists lists, float* h, FfnCounts counts,
                 bool later, int lanes) {
     using Block = NeuronBlock<type>;

@@ -14,7 +14,7 @@ constexpr int kBlocks = 256;  // enough for a card, whose processors have two of
 // Block (x, y, z) takes `planned` rows of weight z, and `most` rows of activations or, of a
 // mixture, one row with one of its experts.
 template <DType type, int most>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     matmul_kernel(DeviceInput x, SameInput products, Mixture mixture, int planned, int lanes) {
     using Rows = Products<type, most>;
     GGML_SHARED(typename Rows::Shared, shared, 1);
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kRowThreads)
     if (share.rows.n <= 0 || first >= p.w.rows) return;
     const int n_rows = p.w.rows - first < planned ? p.w.rows - first : planned;
     Rows::multiply([&](int r) { return share.w + (first + r) * p.w.stride; }, n_rows, planned, x,
-                   share.rows, lanes, shared[0]);
+                   share.rows.x(0), share.rows.n, lanes, shared[0]);
     const int t = int(threadIdx.x) % most, r = int(threadIdx.x) / most;
     if (r >= n_rows || t >= share.rows.n) return;
     float sum = shared[0].sum[int(threadIdx.x)];
@@ -40,8 +40,10 @@ void launch_rows(DeviceStream* stream, const DeviceInput& x, const SameInput& pr
     for (int i = 0; i < n; i++) rows = products.p[i].w.rows > rows ? products.p[i].w.rows : rows;
     const unsigned calls = mixture.frame ? unsigned(pairs) : blocks_for(x.rows, most);
     // Fewer rows of weights in a block where there would be too few blocks for a card.
+    // Of floats, a block has more bytes on their way.
     constexpr int all = Products<type, most>::kRows;
-    const int planned = all > 8 && int64_t(rows) * calls * n < kBlocks * all ? 8 : all;
+    constexpr bool can_halve = all > 8 && !is_float_type(type);
+    const int planned = can_halve && int64_t(rows) * calls * n < kBlocks * all ? all / 2 : all;
     const dim3 grid(blocks_for(rows, planned), calls, unsigned(n));
     launch<matmul_kernel<type, most>>(stream, grid, kRowThreads, x, products, mixture, planned,
                                       float_lanes());

@@ -14,6 +14,7 @@
 namespace ggml::GGML_GPU {
 
 constexpr int kRowThreads = 128, kRowWarps = kRowThreads / kWarp;
+constexpr int kRowBlocks = 4;  // of a processor, at least: registers are bounded for this
 
 // Which rows of x and y belong to row t of a call's activations: those of pairs of rows with
 // experts (DeviceChoice), or row t itself.
@@ -23,14 +24,14 @@ struct RowsOfCall {
     int per = 1;  // so many pairs have one row of x
 
     __device__ int y(int t) const { return pair ? pair[first + t] : first + t; }
-    __device__ int64_t x(int t) const { return y(t) / per; }
+    __device__ int64_t x(int t) const { return per == 1 ? y(t) : y(t) / per; }
 };
 
-// What block (.., y) of a call has: some rows of activations, and the weights of their expert.
-// None: it is not here.
+// What block (.., y) of a call has: some rows of activations, none if their expert is not here, and
+// the weights.
 struct Share {
-    const uint8_t* w = nullptr;
-    const float* bias = nullptr;
+    const uint8_t* w;
+    const float* bias;
     RowsOfCall rows;
 };
 
@@ -53,9 +54,9 @@ struct Mixture {
     int n_expert = 0;
     int per = 1;  // pairs of a row of x
 
-    __device__ Share of(const DeviceProduct& p, int e, const RowsOfCall& rows) const {
-        const int at = frame[e];
-        if (at < 0) return {};
+    __device__ Share of(const DeviceProduct& p, int e, RowsOfCall rows) const {
+        int at = frame[e];
+        if (at < 0) at = rows.n = 0;
         return {p.w.data + at * stride, p.bias ? p.bias + at * (stride / 4) : nullptr, rows};
     }
 };
@@ -76,6 +77,7 @@ __device__ inline Share tile_share(const DeviceInput& x, const DeviceProduct& p,
     if (!of.frame) return few_share(x, p, of, most);
     const int lane = int(threadIdx.x) % kWarp;
     int before = int(blockIdx.y);  // tiles before this one, less those of the experts seen
+    int expert = 0, first = 0, left = 0;
     for (int e0 = 0; e0 < of.n_expert; e0 += kWarp) {
         const int e = e0 + lane;
         int begin = 0, n = 0;
@@ -92,33 +94,38 @@ __device__ inline Share tile_share(const DeviceInput& x, const DeviceProduct& p,
         if (const unsigned beyond = __ballot_sync(kAll, tiles > before)) {
             const int has = __ffs(int(beyond)) - 1;
             const int skipped = __shfl_sync(kAll, before - (tiles - own), has) * most;
-            const int first = __shfl_sync(kAll, begin, has) + skipped;
-            const int left = __shfl_sync(kAll, n, has) - skipped;
-            return of.of(p, e0 + has, {of.pair, first, left < most ? left : most, of.per});
+            expert = e0 + has;
+            first = __shfl_sync(kAll, begin, has) + skipped;
+            left = __shfl_sync(kAll, n, has) - skipped;
+            break;
         }
         before -= __shfl_sync(kAll, tiles, kWarp - 1);
     }
-    return {};
+    return of.of(p, expert, {of.pair, first, left < most ? left : most, of.per});
 }
 
 // Weights in 8 bits or less: lanes make terms of groups, neighbours of neighbouring groups, each of
 // kAtOnce rows, which share the activations.
 template <DType type, int most>
 class QuantProducts {
+    static constexpr int kSlab = most == 1 ? 64 : 32;  // groups
+    static constexpr int kAtOnce = most == 1 ? 4 : 1;  // rows of a thread
+
  public:
     static constexpr int kRows = most == 1 ? 16 : 4;  // of weights, at most
     struct Shared {
-        alignas(16) float terms[2][kRows * most][(most == 1 ? 64 : 32) * term_floats(type) + 4];
-        float2 units[2][kRows][has_parts(type) ? (most == 1 ? 64 : 32) / kPart : 1];
+        // Rows of terms in different banks.
+        alignas(16) float terms[2][kRows * most][kSlab * term_floats(type) + 4];
+        alignas(16) float inputs[2][most][kSlab * input_floats(type) + 4];
+        float2 units[2][kRows][has_parts(type) ? kSlab / kPart : 1];
         float sum[kRows * most];
     };
 
-    // shared.sum[most * r + t] = row_at(r) . row t of x, for r < n_rows. All threads of the block
-    // come here. n_rows is at most `planned`, a power of two.
+    // shared.sum[most * r + t] = row_at(r) . row x0 + t of x, for r < n_rows and t < n. All threads
+    // of the block come here. n_rows is at most `planned`, a power of two.
     template <typename RowAt>
     static __device__ void multiply(const RowAt& row_at, int n_rows, int planned,
-                                    const DeviceInput& x, const RowsOfCall& of, int,
-                                    Shared& shared) {
+                                    const DeviceInput& x, int64_t x0, int n, int, Shared& shared) {
         const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
         const int groups = x.cols / kQ;
         // Lanes side by side along a row; the others of a warp are on the rows below.
@@ -131,47 +138,53 @@ class QuantProducts {
             const int r = r0 + u * down;
             row[u] = row_at(r < n_rows ? r : n_rows - 1);
         }
+        const int start = warp / batches * wide + lane % wide, step = kRowWarps / batches * wide;
         for (int first = 0, slab = 0; first < groups; first += kSlab, slab++) {
             const int width = groups - first < kSlab ? groups - first : kSlab, buffer = slab % 2;
-            for (int i = warp / batches * wide + lane % wide; i < width;
-                 i += kRowWarps / batches * wide) {
+            for (int i = r0 < n_rows ? start : width; i < width; i += step) {
                 StoredGroup stored[kAtOnce];
                 for (int u = 0; u < kAtOnce; u++) {
                     stored[u] = load_stored<type>(row[u], at, first + i);
                 }
-                InputGroup input;
-                if constexpr (most == 1) input = load_input(x, of.x(0), first + i);
-                for (int u = 0; u < kAtOnce; u++) {
-                    const int r = r0 + u * down;
-                    if (r >= n_rows) break;
-                    unsigned words[8];
-                    quants<type>(stored[u], words);
-                    const GroupScales s = scales<type>(stored[u]);
-                    for (int t = 0; t < most; t++) {
-                        if (most > 1 && t >= of.n) break;
-                        if constexpr (most > 1) input = load_input(x, of.x(t), first + i);
-                        store_term<type>(shared.terms[buffer][r * most + t] + i * term_floats(type),
-                                         term_of<type>(words, s, input));
+                InputGroup input[most];
+                for (int t = 0; t < most; t++) {
+                    if (most > 1 && t >= n) break;
+                    input[t] = load_input(x, x0 + t, first + i);
+                    if (input_floats(type) && r0 == 0) {
+                        store_input<type>(shared.inputs[buffer][t] + i * input_floats(type),
+                                          input[t]);
                     }
-                    if (has_parts(type) && i % kPart == 0) {
-                        shared.units[buffer][r][i / kPart] = {s.d, s.m};
-                    }
+                    if (most > 1) add_row(stored[0], input[t], r0, t, i, n_rows, shared, buffer);
+                }
+                for (int u = 0; most == 1 && u < kAtOnce; u++) {
+                    add_row(stored[u], input[0], r0 + u * down, 0, i, n_rows, shared, buffer);
                 }
             }
             __syncthreads();
             // Until the next barrier the others fill the other buffer.
-            if (warp == slab % kRowWarps && lane < n_rows * most && lane % most < of.n) {
-                shared.sum[lane] =
-                    add_terms<type>(slab ? shared.sum[lane] : 0.0f, shared.terms[buffer][lane],
-                                    shared.units[buffer][lane / most], width);
+            if (warp == slab % kRowWarps && lane < n_rows * most && lane % most < n) {
+                shared.sum[lane] = add_terms<type>(
+                    slab ? shared.sum[lane] : 0.0f, shared.terms[buffer][lane],
+                    shared.inputs[buffer][lane % most], shared.units[buffer][lane / most], width);
             }
         }
         __syncthreads();
     }
 
  private:
-    static constexpr int kSlab = most == 1 ? 64 : 32;  // groups
-    static constexpr int kAtOnce = most == 1 ? 4 : 1;  // rows of a thread
+    // The term of group i of row r.
+    static __device__ void add_row(const StoredGroup& stored, const InputGroup& input, int r, int t,
+                                   int i, int n_rows, Shared& shared, int buffer) {
+        if (r >= n_rows) return;
+        unsigned words[8];
+        quants<type>(stored, words);
+        const GroupScales s = scales<type>(stored);
+        store_term<type>(shared.terms[buffer][r * most + t] + i * term_floats(type),
+                         term_of<type>(words, s, input));
+        if (has_parts(type) && t == 0 && i % kPart == 0) {
+            shared.units[buffer][r][i / kPart] = {s.d, s.m};
+        }
+    }
 };
 
 // Rows of floats: the CPU adds `lanes` sums of a row side by side, 8 or 16: sum i is that of
@@ -207,64 +220,70 @@ __device__ inline void add_products(float (&sum)[4], const float4& w, const floa
     sum[3] = fmaf(w.w, x.w, sum[3]);
 }
 
-// A warp loads 512 bytes of a row at once.
+// A warp loads a kilobyte of a row at once.
 template <DType type, int most>
 class FloatProducts {
+    static constexpr int kSize = type == DType::F32 ? 4 : 2;
+    static constexpr int kPieces = 2;                  // of 16 bytes, of a lane
+    static constexpr int kPiece = kWarp * 16 / kSize;  // columns of a warp's lanes
+    static constexpr int kColumns = kPieces * kPiece;  // of a slab
+    // Lanes of two or four rows read the same columns: in different banks.
+    static constexpr int kStride = kColumns * kSize + 32;
+
  public:
     static constexpr int kRows = 16;
     struct Shared {
-        // Lanes of two or four rows read the same columns: in different banks.
-        alignas(16) uint8_t w[2][kRows][16 * kWarp + 32];
+        alignas(16) uint8_t w[2][kRows][kStride];
         float sum[kRows * most];
     };
 
     template <typename RowAt>
     static __device__ void multiply(const RowAt& row_at, int n_rows, int, const DeviceInput& x,
-                                    const RowsOfCall& of, int lanes, Shared& shared) {
+                                    int64_t x0, int n, int lanes, Shared& shared) {
         const int thread = int(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
         const uint8_t* row[kOwn];
         for (int u = 0; u < kOwn; u++) {
             const int r = warp + u * kRowWarps;
-            row[u] = row_at(r < n_rows ? r : n_rows - 1);
+            row[u] = row_at(r < n_rows ? r : n_rows - 1) + 16 * lane;
         }
-        uint4 next[kOwn] = {};
-        const auto fetch = [&](int first) {
-            if (first + lane * kPiece >= x.cols) return;
-            for (int u = 0; u < kOwn; u++) {
-                if (warp + u * kRowWarps < n_rows) {
-                    next[u] = load16(row[u] + int64_t(first) * kSize + 16 * lane);
+        const int own = lane * 16 / kSize;  // columns
+        // Calls use(k, u) for the pieces k of this lane in rows u, of the columns that are left.
+        const auto each_piece = [&](int columns, const auto& use) {
+            const bool whole = n_rows == kRows && columns >= kColumns;
+            for (int i = 0; whole && i < kPieces * kOwn; i++) use(i / kOwn, i % kOwn);
+            for (int k = 0; !whole && k < kPieces; k++) {
+                if (k * kPiece + own >= columns) break;
+                for (int u = 0; u < kOwn; u++) {
+                    if (warp + u * kRowWarps < n_rows) use(k, u);
                 }
             }
         };
+        uint4 next[kPieces][kOwn] = {};
+        const auto fetch = [&](int columns) {
+            each_piece(columns,
+                       [&](int k, int u) { next[k][u] = load16(row[u] + k * kPiece * kSize); });
+            for (const uint8_t*& next_slab : row) next_slab += kColumns * kSize;
+        };
         // Of row r, sums 4 q to 4 q + 3.
-        const int quarters = lanes / 4, r = thread / quarters, q = thread % quarters;
+        const int quarters = lanes / 4, r = thread >> (lanes / 8), q = thread & (quarters - 1);
         float sum[most][4] = {};
-        fetch(0);
+        fetch(x.cols);
         for (int first = 0, slab = 0; first < x.cols; first += kColumns, slab++) {
             const int width = x.cols - first < kColumns ? x.cols - first : kColumns;
-            uint8_t(&w)[kRows][16 * kWarp + 32] = shared.w[slab % 2];
-            if (lane * kPiece < width) {
-                for (int u = 0; u < kOwn; u++) {
-                    const int to = warp + u * kRowWarps;
-                    if (to < n_rows) *reinterpret_cast<uint4*>(w[to] + 16 * lane) = next[u];
-                }
-            }
+            uint8_t(&w)[kRows][kStride] = shared.w[slab % 2];
+            each_piece(width, [&](int k, int u) {
+                uint8_t* to = w[warp + u * kRowWarps] + (k * kPiece + own) * kSize;
+                *reinterpret_cast<uint4*>(to) = next[k][u];
+            });
             __syncthreads();
-            if (first + kColumns < x.cols) fetch(first + kColumns);
+            if (first + kColumns < x.cols) fetch(x.cols - first - kColumns);
             if (r >= n_rows) continue;
-            // 32 columns at a time, so that several loads are on their way.
-            for (int c = 4 * q; c < width; c += 32) {
-                for (int i = 0; i < 32 / 8; i++) {
-                    const int column = c + i * lanes;
-                    if (i * lanes >= 32) break;
-                    const float4 four = four_floats<type>(w[r] + column * kSize);
-                    for (int t = 0; t < most; t++) {
-                        if (most > 1 && t >= of.n) break;
-                        add_products(sum[t], four,
-                                     *reinterpret_cast<const float4*>(x.x + of.x(t) * x.cols +
-                                                                      first + column));
-                    }
-                }
+            const uint8_t* own = w[r] + 4 * q * kSize;
+            const float* xs = x.x + x0 * x.cols + first + 4 * q;
+            if (lanes == 16) {
+                add_columns<16>(own, xs, x.cols, n, width, sum);
+            } else {
+                add_columns<8>(own, xs, x.cols, n, width, sum);
             }
         }
         if (thread < kRows * quarters) {  // whole warps
@@ -277,9 +296,27 @@ class FloatProducts {
     }
 
  private:
-    static constexpr int kSize = type == DType::F32 ? 4 : 2, kPiece = 16 / kSize;
-    static constexpr int kColumns = kWarp * kPiece;  // of a slab
-    static constexpr int kOwn = kRows / kRowWarps;   // rows that a warp loads
+    // Every lanes-th four of some columns.
+    template <int lanes>
+    static __device__ void add_columns(const uint8_t* w, const float* x, int cols, int n, int width,
+                                       float (&sum)[most][4]) {
+        // 32 columns at once, so that several loads are on their way.
+        for (int c = 0; c < width; c += 32) {
+            float4 four[32 / lanes];
+            for (int i = 0; i < 32 / lanes; i++) {
+                four[i] = four_floats<type>(w + (c + i * lanes) * kSize);
+            }
+            for (int t = 0; t < most; t++) {
+                if (most > 1 && t >= n) break;
+                const float* xs = x + int64_t(t) * cols + c;
+                for (int i = 0; i < 32 / lanes; i++) {
+                    add_products(sum[t], four[i], *reinterpret_cast<const float4*>(xs + i * lanes));
+                }
+            }
+        }
+    }
+
+    static constexpr int kOwn = kRows / kRowWarps;  // rows that a warp loads
 };
 
 template <DType type, int most>

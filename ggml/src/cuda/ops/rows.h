@@ -10,11 +10,11 @@ namespace ggml::GGML_GPU {
 
 // Sixteen bytes of a row, in one load.
 __device__ inline uint4 load16(const uint8_t* p) {
-    return *reinterpret_cast<const uint4*>(p);
+    return *in_global_memory(reinterpret_cast<const uint4*>(p));
 }
 template <typename T>
 __device__ inline T load(const uint8_t* p) {
-    return *reinterpret_cast<const T*>(p);
+    return *in_global_memory(reinterpret_cast<const T*>(p));
 }
 
 // A group of 32 quants as bytes: word k holds those of weights 4 k to 4 k + 3. And what makes
@@ -88,7 +88,7 @@ constexpr int quant_bias(DType type) {
 }
 
 template <DType type>
-__device__ inline StoredGroup load_stored(const uint8_t* row, const PlaneOffsets& at, int64_t i) {
+__device__ inline StoredGroup load_stored(const uint8_t* row, const PlaneOffsets& at, int i) {
     constexpr PlaneBytes bytes = plane_bytes(type);
     StoredGroup g;
     const uint8_t* low = row + i * bytes.low;
@@ -113,7 +113,7 @@ __device__ inline StoredGroup load_stored(const uint8_t* row, const PlaneOffsets
     } else if constexpr (bytes.scale == 2) {
         g.scale = load<uint16_t>(scale);
     } else {
-        g.scale = *scale;
+        g.scale = load<uint8_t>(scale);
     }
     const uint8_t* super = row + at.super + i / 8 * bytes.super;
     if constexpr (bytes.super == 4) {
@@ -176,7 +176,7 @@ __device__ inline GroupScales scales(const StoredGroup& g) {
 }
 
 template <DType type>
-__device__ inline Group load_group(const uint8_t* row, const PlaneOffsets& at, int64_t i) {
+__device__ inline Group load_group(const uint8_t* row, const PlaneOffsets& at, int i) {
     constexpr PlaneBytes bytes = plane_bytes(type);
     const StoredGroup stored = load_stored<type>(row, at, i);
     const GroupScales s = scales<type>(stored);

@@ -16,6 +16,8 @@
 // (all but avx and generic, whose bits differ).
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/ops/rows.h"
 
 namespace ggml::GGML_GPU {
@@ -42,9 +44,12 @@ constexpr bool has_parts(DType type) {
     return terms_of(type) != Terms::scaled && terms_of(type) != Terms::with_min;
 }
 constexpr int kPart = kQK / kQ;  // groups of a part
-// Floats of a term.
+// Floats of a term, and beside it of the activations, which rows of weights share.
 constexpr int term_floats(DType type) {
-    return terms_of(type) == Terms::scaled || terms_of(type) == Terms::of_256 ? 2 : 4;
+    return terms_of(type) == Terms::with_min ? 4 : terms_of(type) == Terms::of_256 ? 1 : 2;
+}
+constexpr int input_floats(DType type) {
+    return !has_parts(type) ? 0 : terms_of(type) == Terms::and_mins ? 2 : 1;
 }
 
 // A group of activations.
@@ -83,7 +88,7 @@ __device__ inline Term<type> term_of(const unsigned (&w)[8], const GroupScales& 
         for (int k = 4; k < 8; k++) low = __dp4a(int(w[k]), int(x.words[k]), low);
         if constexpr (bias != 0) low -= bias * (x.s0 + x.s1);
         if constexpr (terms == Terms::and_mins) {
-            return {{float(low * s.scale[0]), x.d, s.m * float(s.min[0]), scaled_sum(x)}};
+            return {{float(low * s.scale[0]), s.m * float(s.min[0])}};
         } else {
             // Of IQ4_XS the product with the integer scale is exact.
             const float d = plane_bytes(type).super ? s.d * float(s.scale[0]) : s.d;
@@ -98,81 +103,116 @@ __device__ inline Term<type> term_of(const unsigned (&w)[8], const GroupScales& 
         if constexpr (bias != 0) low -= bias * x.s0, high -= bias * x.s1;
         const auto sum = float(low * s.scale[0] + high * s.scale[1]);
         if constexpr (terms == Terms::and_min) {
-            return {{sum, x.d, float(x.s0 * s.min[0] + x.s1 * s.min[1]), 0}};
+            return {{sum, float(x.s0 * s.min[0] + x.s1 * s.min[1])}};
         } else {
-            return {{sum, x.d}};
+            return {{sum}};
         }
     }
 }
 
-// Where a term stands in shared memory: two of them in 16 bytes, or one.
+// To shared memory, where terms of a row stand side by side; and what they need of the activations.
 template <DType type>
 __device__ inline void store_term(float* to, const Term<type>& term) {
     if constexpr (term_floats(type) == 4) {
         *reinterpret_cast<float4*>(to) = {term.v[0], term.v[1], term.v[2], term.v[3]};
-    } else {
+    } else if constexpr (term_floats(type) == 2) {
         *reinterpret_cast<float2*>(to) = {term.v[0], term.v[1]};
+    } else {
+        *to = term.v[0];
+    }
+}
+template <DType type>
+__device__ inline void store_input(float* to, const InputGroup& x) {
+    if constexpr (input_floats(type) == 2) {
+        *reinterpret_cast<float2*>(to) = {x.d, scaled_sum(x)};
+    } else if constexpr (input_floats(type) == 1) {
+        *to = x.d;
     }
 }
 
-// Eight terms, with loads of 16 bytes.
-template <DType type>
-struct EightTerms {
-    float4 v[term_floats(type) * 2];
-    __device__ explicit EightTerms(const float* from) {
-        for (int i = 0; i < term_floats(type) * 2; i++) {
-            v[i] = reinterpret_cast<const float4*>(from)[i];
+// Eight groups' floats, n of each, with loads of 16 bytes.
+template <int n>
+struct Eight {
+    float v[8 * n];
+    __device__ explicit Eight(const float* from) {
+        for (int i = 0; i < 8 * n; i += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(from + i);
+            v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
         }
     }
 };
 
-// The chain of a row: `groups` terms from `terms` on, and of each part d and m.
+// Eight terms that each add to the sum.
 template <DType type>
-__device__ inline float add_terms(float sum, const float* terms, const float2* units, int groups) {
-    constexpr Terms kind = terms_of(type);
-    constexpr int floats = term_floats(type), eight = 8 * floats;
+class PlainLink {
+ public:
+    __device__ PlainLink(const float* terms, const float*, const float2*, int i)
+        : terms_(terms + i * 8 * term_floats(type)) {}
+    __device__ float add(float sum) const {
+        for (int k = 0; k < 8 * term_floats(type); k += 2) {
+            sum = fmaf(terms_.v[k], terms_.v[k + 1], sum);
+        }
+        return sum;
+    }
+
+ private:
+    Eight<term_floats(type)> terms_;
+};
+
+// A part, whose own sum does not wait for that of the row.
+template <DType type>
+class PartLink {
+    static constexpr Terms kTerms = terms_of(type);
+    static constexpr int kTerm = term_floats(type), kInput = input_floats(type);
+
+ public:
+    __device__ PartLink(const float* terms, const float* inputs, const float2* units, int i)
+        : terms_(terms + i * 8 * kTerm), inputs_(inputs + i * 8 * kInput), unit_(units[i]) {
+        for (int k = 0; k < 8; k++) {
+            const float d = inputs_.v[k * kInput];
+            part_ = fmaf(d, terms_.v[k * kTerm], part_);
+            if constexpr (kTerms == Terms::and_min) {
+                part_min_ = fmaf(d, terms_.v[k * kTerm + 1], part_min_);
+            }
+        }
+    }
+    __device__ float add(float sum) const {
+        sum = fmaf(unit_.x, part_, sum);
+        if constexpr (kTerms == Terms::and_min) sum = fmaf(-unit_.y, part_min_, sum);
+        if constexpr (kTerms == Terms::and_mins) {
+            for (int k = 0; k < 16; k += 2) sum = fmaf(-terms_.v[k + 1], inputs_.v[k + 1], sum);
+        }
+        return sum;
+    }
+
+ private:
+    Eight<kTerm> terms_;
+    Eight<kInput> inputs_;
+    float2 unit_;
+    float part_ = 0, part_min_ = 0;
+};
+
+// The chain of a row: `groups` terms, what they need of the activations, and of each part d and m.
+template <DType type>
+__device__ inline float add_terms(float sum, const float* terms, const float* inputs,
+                                  const float2* units, int groups) {
+    using Link = std::conditional_t<has_parts(type), PartLink<type>, PlainLink<type>>;
+    const int links = groups / 8;
+    if (links > 0) {
+        Link link(terms, inputs, units, 0);
+        for (int i = 1; i < links; i++) {
+            // Loaded ahead of the additions, which wait for each other.
+            const Link next(terms, inputs, units, i);
+            sum = link.add(sum);
+            link = next;
+        }
+        sum = link.add(sum);
+    }
     if constexpr (!has_parts(type)) {
-        const int whole = groups / 8;
-        if (whole > 0) {
-            EightTerms<type> next(terms);
-            for (int i = 0; i < whole; i++) {
-                const EightTerms<type> now = next;
-                // Ahead of the additions, which wait for each other. The last one once more.
-                next = EightTerms<type>(terms + (i + 1 < whole ? i + 1 : i) * eight);
-                for (int k = 0; k < 2 * floats; k++) {
-                    sum = fmaf(now.v[k].x, now.v[k].y, sum);
-                    sum = fmaf(now.v[k].z, now.v[k].w, sum);
-                }
-            }
-        }
-        for (int i = 8 * whole; i < groups; i++) {
-            for (int k = 0; k < floats; k += 2) {
-                const float2 t = reinterpret_cast<const float2*>(terms + i * floats)[k / 2];
-                sum = fmaf(t.x, t.y, sum);
-            }
-        }
-    } else {
-        struct Part {
-            EightTerms<type> terms;
-            float sum = 0, sum_min = 0;
-            __device__ explicit Part(const float* from) : terms(from) {
-                for (const float4& t : terms.v) {
-                    sum = fmaf(t.y, t.x, sum);
-                    if constexpr (kind == Terms::of_256) sum = fmaf(t.w, t.z, sum);
-                    if constexpr (kind == Terms::and_min) sum_min = fmaf(t.y, t.z, sum_min);
-                }
-            }
-        };
-        const int parts = groups / kPart;
-        Part next(terms);
-        for (int i = 0; i < parts; i++) {
-            const Part now = next;
-            next = Part(terms + (i + 1 < parts ? i + 1 : i) * eight);
-            const float2 unit = units[i];
-            sum = fmaf(unit.x, now.sum, sum);
-            if constexpr (kind == Terms::and_min) sum = fmaf(-unit.y, now.sum_min, sum);
-            if constexpr (kind == Terms::and_mins) {
-                for (const float4& t : now.terms.v) sum = fmaf(-t.z, t.w, sum);
+        for (int i = 8 * links; i < groups; i++) {
+            for (int k = 0; k < term_floats(type); k += 2) {
+                const float* t = terms + i * term_floats(type) + k;
+                sum = fmaf(t[0], t[1], sum);
             }
         }
     }

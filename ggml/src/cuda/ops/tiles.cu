@@ -58,6 +58,7 @@ class ByteTile {
         row_ = warp % 4 * 16 + lane / 4;
         column_ = warp / 4 * 32;
         lane_ = lane;
+        x_row_ = own_row() < share.rows.n ? share.rows.x(own_row()) : 0;
     }
 
     // From memory to registers: one group of one row of each side.
@@ -71,7 +72,7 @@ class ByteTile {
             stored_ = load_stored<type>(share_.w + row * p_.w.stride,
                                         PlaneOffsets(plane_bytes(type), x_.cols), i);
         }
-        if (t < share_.rows.n) input_ = load_input(x_, share_.rows.x(t), i);
+        if (t < share_.rows.n) input_ = load_input(x_, x_row_, i);
     }
     // From registers to the memory of the block.
     __device__ void store(int chunk) {
@@ -185,6 +186,7 @@ class ByteTile {
     Shared& shared_;
     const int groups_;
     int row_, column_, lane_;
+    int64_t x_row_;
     StoredGroup stored_;
     InputGroup input_;
     float sum_[kResults] = {}, part_[kResults] = {}, part_min_[kResults] = {};
@@ -213,7 +215,8 @@ class FloatTile {
           lanes_(lanes),
           quarter_(int(threadIdx.x) % (lanes / 4)),
           row_(int(threadIdx.x) / (lanes / 4) / 8 * 4),
-          column_(int(threadIdx.x) / (lanes / 4) % 8 * 4) {}
+          column_(int(threadIdx.x) / (lanes / 4) % 8 * 4),
+          x_row_(int(threadIdx.x) / 8 < share.rows.n ? share.rows.x(int(threadIdx.x) / 8) : 0) {}
 
     __device__ void fetch(int chunk) {
         const int row = int(blockIdx.x) * weight_rows(lanes_) + int(threadIdx.x) / 4;
@@ -260,6 +263,7 @@ class FloatTile {
     const Share& share_;
     Shared& shared_;
     const int lanes_, quarter_, row_, column_;
+    const int64_t x_row_;
     float eight_[8];
     float4 four_;
     float sum_[kResults][4] = {};
