@@ -16,6 +16,10 @@
 // An array in the memory that the threads of a block share.
 #define GGML_SHARED(type, name, n) __shared__ type name[n]
 
+// Before a loop: the compiler is to put two of its turns into one, not four, which would take more
+// registers.
+#define GGML_UNROLL_TWO _Pragma("unroll 2")
+
 namespace ggml::GGML_GPU {
 
 // Bytes that all processes use on a GPU, without a context there; nothing if that cannot be said.

@@ -150,7 +150,7 @@ __device__ inline void tally(unsigned long long* total, bool yes) {
 // Without a gate: the activated product with up. With `later`, only the second half: for an up of
 // another type than the gate's, whose activated values are in h.
 template <DType type>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+__global__ void __launch_bounds__(kRowThreads)
     fire_kernel(DeviceNeurons w, DeviceInput x, DeviceLists lists, float* h, FfnCounts counts,
                 bool later, int lanes) {
     using Block = NeuronBlock<type>;

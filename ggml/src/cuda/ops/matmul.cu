@@ -14,7 +14,7 @@ constexpr int kBlocks = 256;  // enough for a card, whose processors have two of
 // Block (x, y, z) takes `planned` rows of weight z, and `most` rows of activations or, of a
 // mixture, one row with one of its experts.
 template <DType type, int most>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+__global__ void __launch_bounds__(kRowThreads)
     matmul_kernel(DeviceInput x, SameInput products, Mixture mixture, int planned, int lanes) {
     using Rows = Products<type, most>;
     GGML_SHARED(typename Rows::Shared, shared, 1);

@@ -14,7 +14,6 @@
 namespace ggml::GGML_GPU {
 
 constexpr int kRowThreads = 128, kRowWarps = kRowThreads / kWarp;
-constexpr int kRowBlocks = 4;  // of a processor, at least: registers are bounded for this
 
 // Which rows of x and y belong to row t of a call's activations: those of pairs of rows with
 // experts (DeviceChoice), or row t itself.
@@ -92,7 +91,7 @@ __device__ inline Share tile_share(const DeviceInput& x, const DeviceProduct& p,
             if (lane >= apart) tiles += other;
         }
         if (const unsigned beyond = __ballot_sync(kAll, tiles > before)) {
-            const int has = __ffs(int(beyond)) - 1;
+            const int has = kWarp - __popc(beyond);  // the first of them, as tiles ascend
             const int skipped = __shfl_sync(kAll, before - (tiles - own), has) * most;
             expert = e0 + has;
             first = __shfl_sync(kAll, begin, has) + skipped;
@@ -136,7 +135,7 @@ class QuantProducts {
         const int r0 = warp % batches * down * kAtOnce + lane / wide;
         for (int u = 0; u < kAtOnce; u++) {
             const int r = r0 + u * down;
-            row[u] = row_at(r < n_rows ? r : n_rows - 1);
+            row[u] = row_at(r < n_rows ? r : n_rows - 1);  // past the end the last one again
         }
         const int start = warp / batches * wide + lane % wide, step = kRowWarps / batches * wide;
         for (int first = 0, slab = 0; first < groups; first += kSlab, slab++) {
@@ -154,10 +153,10 @@ class QuantProducts {
                         store_input<type>(shared.inputs[buffer][t] + i * input_floats(type),
                                           input[t]);
                     }
-                    if (most > 1) add_row(stored[0], input[t], r0, t, i, n_rows, shared, buffer);
+                    if (most > 1) add_row(stored[0], input[t], r0, t, i, shared, buffer);
                 }
                 for (int u = 0; most == 1 && u < kAtOnce; u++) {
-                    add_row(stored[u], input[0], r0 + u * down, 0, i, n_rows, shared, buffer);
+                    add_row(stored[u], input[0], r0 + u * down, 0, i, shared, buffer);
                 }
             }
             __syncthreads();
@@ -174,8 +173,7 @@ class QuantProducts {
  private:
     // The term of group i of row r.
     static __device__ void add_row(const StoredGroup& stored, const InputGroup& input, int r, int t,
-                                   int i, int n_rows, Shared& shared, int buffer) {
-        if (r >= n_rows) return;
+                                   int i, Shared& shared, int buffer) {
         unsigned words[8];
         quants<type>(stored, words);
         const GroupScales s = scales<type>(stored);

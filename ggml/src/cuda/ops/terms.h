@@ -200,6 +200,7 @@ __device__ inline float add_terms(float sum, const float* terms, const float* in
     const int links = groups / 8;
     if (links > 0) {
         Link link(terms, inputs, units, 0);
+        GGML_UNROLL_TWO
         for (int i = 1; i < links; i++) {
             // Loaded ahead of the additions, which wait for each other.
             const Link next(terms, inputs, units, i);

@@ -34,20 +34,21 @@ class ByteTile {
     static constexpr int kTile = 64;  // rows of weights, and of activations
     static constexpr int weight_rows(int) { return kTile; }
 
+    static constexpr int kWide = kTile + 8;  // threads of a warp store in different banks
     // What formats do not have is an array of one row.
     static constexpr int rows_if(bool has, int rows) { return has ? rows : 1; }
     struct Shared {
         alignas(16) unsigned w[kTile][kStride], x[kTile][kStride];
-        float x_scale[kGroups][kTile];
-        float d[rows_if(!has_parts(type), kGroups)][kTile];
-        float m[rows_if(kTerms == Terms::with_min, kGroups)][kTile];
-        int scale[rows_if(has_parts(type), kGroups)][kHalves][kTile];
-        int min[rows_if(kTerms == Terms::and_min, kGroups)][2][kTile];
-        int sums[rows_if(kTerms == Terms::and_min, kGroups)][2][kTile];  // of x
+        float x_scale[kGroups][kWide];
+        float d[rows_if(!has_parts(type), kGroups)][kWide];
+        float m[rows_if(kTerms == Terms::with_min, kGroups)][kWide];
+        int scale[rows_if(has_parts(type), kGroups)][kHalves][kWide];
+        int min[rows_if(kTerms == Terms::and_min, kGroups)][2][kWide];
+        int sums[rows_if(kTerms == Terms::and_min, kGroups)][2][kWide];  // of x
         // Of the groups of a part: m * min, and x.d * sum of x.
-        float mins[rows_if(kTerms == Terms::and_mins, kPart)][kTile];
+        float mins[rows_if(kTerms == Terms::and_mins, kPart)][kWide];
         float x_sum[kTerms == Terms::and_mins ? kPart : rows_if(kTerms == Terms::with_min, kGroups)]
-                   [kTile];
+                   [kWide];
         float2 unit[rows_if(has_parts(type), kTile)];
     };
 
@@ -58,13 +59,14 @@ class ByteTile {
         row_ = warp % 4 * 16 + lane / 4;
         column_ = warp / 4 * 32;
         lane_ = lane;
+        // Past the end some row, whose results are not stored.
         x_row_ = own_row() < share.rows.n ? share.rows.x(own_row()) : 0;
     }
 
     // From memory to registers: one group of one row of each side.
     __device__ void fetch(int chunk) {
         const int i = kGroups * chunk + group();
-        const int row = int(blockIdx.x) * kTile + own_row(), t = own_row();
+        const int row = int(blockIdx.x) * kTile + own_row();
         stored_ = {};
         input_ = {};
         if (i >= groups_) return;
@@ -72,7 +74,7 @@ class ByteTile {
             stored_ = load_stored<type>(share_.w + row * p_.w.stride,
                                         PlaneOffsets(plane_bytes(type), x_.cols), i);
         }
-        if (t < share_.rows.n) input_ = load_input(x_, x_row_, i);
+        input_ = load_input(x_, x_row_, i);
     }
     // From registers to the memory of the block.
     __device__ void store(int chunk) {
