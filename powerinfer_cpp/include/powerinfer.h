@@ -248,6 +248,10 @@ typedef struct pi_model_params {
      * It is left out, with a warning, of a model that runs from storage or on a device: see
      * pi_model_guesses. */
     bool nextn;
+    /* Of mixtures on a device: the experts of the first so many layers stay with the CPU, whatever
+     * there is room for, as llama.cpp's option means it; the rest of these layers may be on the
+     * device. INT32_MAX: those of all layers. */
+    int32_t n_cpu_moe;
 } pi_model_params;
 
 /* How RoPE is scaled, with the ids of llama.cpp. */

@@ -47,6 +47,7 @@ ModelParams model_params(Options& options, const pi_session_params& session) {
         params.device = options.device.empty() ? "cuda0" : options.device.c_str();
     params.n_gpu_layers = options.n_gpu_layers;
     params.vram_budget = options.vram_budget;
+    params.n_cpu_moe = options.n_cpu_moe;
     params.use_mmap = options.mmap;
     params.use_mlock = options.mlock;
     params.placement = options.placement;

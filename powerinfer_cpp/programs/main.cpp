@@ -18,6 +18,7 @@
 #include "engine.h"
 #include "generation.h"
 #include "interactive.h"
+#include "moved_experts.h"
 #include "options/options.h"
 #include "plan.h"
 #include "powerinfer.h"
@@ -187,7 +188,10 @@ int run(Options& options) {
             break;
     }
     if (options.model.empty()) options.model = default_model();
-    if (options.action == Options::Action::plan) return print_plan(options) ? 0 : exit_no_room;
+    if (options.action == Options::Action::plan) {
+        settle_moved_experts(options);
+        return print_plan(options) ? 0 : exit_no_room;
+    }
     if (options.conversation || may_chat(options)) leave_to_powerinfer(options);
     protect_files(options);
     start_log(options.log_file, !options.log);
@@ -203,6 +207,7 @@ int run(Options& options) {
         const std::string& why = ": without effect here: a text ends where the context is full";
         print_log(2, (options.in_vain + why).c_str(), &options.verbosity);
     }
+    settle_moved_experts(options);
     read_texts(options);
     if (options.random_seed)
         options.sampler.seed = std::random_device{}();  // 32 bits: short to retype

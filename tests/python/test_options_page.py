@@ -30,6 +30,7 @@ VALUES = {
     "--rope-scaling": "linear",
     "--lora-scaled": "file:1",
     "--sparse": "off",
+    "-ot": "exps=CPU",
 }
 NAME = re.compile(r"(?<![\w-])--?[a-z][\w.-]*", re.IGNORECASE)
 

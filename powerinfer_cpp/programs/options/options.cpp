@@ -395,6 +395,20 @@ const Option table[] = {
      "layers on the GPU, the last ones, the head counting as one more; 0: none (default: what "
      "fits)",
      set_gpu_layers},
+    {"-ncmoe, --n-cpu-moe", "N",
+     "the experts of the first N layers stay with the CPU, as in llama.cpp (default: 0; which "
+     "experts are on the GPU follows the text)",
+     [](Options& o, Text option, Text value) {
+         o.n_cpu_moe = int32_t(integer(option, value, 0, INT32_MAX));
+     }},
+    {"-cmoe, --cpu-moe", nullptr, "the experts of all layers stay with the CPU",
+     [](Options& o, Text, Text) { o.n_cpu_moe = INT32_MAX; }},
+    {"-ot, --override-tensor", "PATTERN=CPU",
+     "the same by names of tensors, where these are the experts of the first layers",
+     [](Options& o, Text option, Text value) {
+         o.moved += (o.moved.empty() ? "" : ",") + value;
+         remember(o.for_gpu, option);
+     }},
     {"-dev, --device", "NAME",
      "cpu (or none), or the GPU to use beside it: cuda0 (default: cuda0 if there is one)",
      set_device},

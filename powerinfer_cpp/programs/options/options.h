@@ -61,6 +61,8 @@ struct Options {
     std::string device;         // "": a GPU if there is one
     int32_t n_gpu_layers = -1;  // of the last layers; -1: what fits
     uint64_t vram_budget = 0;   // bytes; 0: what is free
+    int32_t n_cpu_moe = 0;      // layers, the first ones, whose experts stay with the CPU
+    std::string moved;          // -ot, which moved_experts() reads; "": none
     bool use_gpu = true;        // false for -ngl 0, --vram-budget 0
     std::string for_gpu;        // given options that ask for a GPU; "": none
     std::string json_stats;     // file for statistics of the run; "": none

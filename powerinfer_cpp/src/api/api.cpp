@@ -27,6 +27,8 @@ namespace {
 // Fixed size, so that running out of memory can be reported without allocating.
 thread_local char last_error[1024] = "";
 
+constexpr const char* kNoLayers = "n_cpu_moe must not be negative";
+
 // The overrides, checked and with all members, where the parameters point to them.
 std::vector<pi_override> take_overrides(pi_model_params& p) {
     require(p.n_overrides >= 0 && (p.overrides || !p.n_overrides), "there must be n_overrides");
@@ -159,6 +161,7 @@ pi_status pi_plan_new(const char* path, const pi_model_params* model_params,
         pi_model_params m = params_or(model_params, pi_model_default_params());
         const pi_session_params s = params_or(session, pi_session_default_params());
         const std::vector<pi_override> overrides = take_overrides(m);
+        require(m.n_cpu_moe >= 0, kNoLayers);
         m.vocab_only = false;  // a plan is about weights
         const Sessions named(m, &s);
         const auto model = powerinfer::Model::inspect(path, m);
@@ -235,6 +238,7 @@ pi_status pi_model_open(const char* path, const pi_model_params* params, pi_mode
         *out = handle.release();
     });
 }
+        require(p.n_cpu_moe >= 0, kNoLayers);
 
 void pi_model_free(pi_model* model) {
     delete model;

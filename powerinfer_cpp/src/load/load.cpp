@@ -117,7 +117,7 @@ void open_device(Model& model, const pi_model_params& params) {
     model.device->split = split_with_device(model, params, session);
     const DeviceSplit& split = model.device->split;
     model.device->frames =
-        frame_shape(model, split.first_layer, split.expert_bytes, params.op_offload);
+        frame_shape(model, split.first_layer, split.expert_bytes, params);
     if (model.device_layers() > 0) return;
     const std::string why = keeps_to_cpu(model, model.config.n_layer - 1);
     const std::string said = model.file.gguf.path() + ": no layer is on " + params.device + ": " +

@@ -51,7 +51,7 @@ class Chooser {
         const uint64_t sessions = sessions_bytes(model_, params_, session_, n, false, Tier::gpu);
         uint64_t sum = size_sum(sessions, device_table_bytes(model_.neurons_from(first)));
         sum = size_sum(sum, model_.device->device->context_bytes());
-        sum = size_sum(sum, frame_shape(model_, first, 0, params_.op_offload).device_bytes());
+        sum = size_sum(sum, frame_shape(model_, first, 0, params_).device_bytes());
         for (size_t i = size_t(first); i < fixed_.size(); i++) sum = size_sum(sum, fixed_[i]);
         return sum;
     }
@@ -165,6 +165,12 @@ bool has_frames(const Model& m, const FeedForward& part, int64_t first) {
     return part.blocks[0].neurons.n == 0;
 }
 
+// Has the device layers whose experts all stay with the CPU?
+bool routes_only(const Model& m, int64_t first) {
+    return std::any_of(m.ffns.begin(), m.ffns.end(),
+                       [&](const FeedForward* part) { return has_frames(m, *part, first); });
+}
+
 // Which matrices of an expert have biases: gate, up, down.
 class ExpertBiases {
  public:
@@ -210,16 +216,19 @@ void divide(FrameShape& shape, uint64_t bytes) {
 
 }  // namespace
 
-FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes, bool visits) {
+FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes,
+                       const pi_model_params& params) {
+    // The first layer whose experts may move.
+    const int64_t from = std::max<int64_t>(first, params.n_cpu_moe);
     FrameShape shape;
-    shape.visits = visits;
+    shape.visits = params.op_offload;
     shape.matrices.resize(m.ffns.size());
     shape.card.class_of.assign(m.ffns.size(), -1);
     for (const FeedForward* part : m.ffns) shape.card.before.push_back(part->first_block);
     shape.card.before.push_back(m.n_blocks());
     std::vector<bool> suits(m.ffns.size(), true);
     for (const WeightSpec& w : m.weights) {
-        if (!w.chosen || w.block != 0 || !has_frames(m, *w.of, first)) continue;
+        if (!w.chosen || w.block != 0 || !has_frames(m, *w.of, from)) continue;
         shape.matrices[size_t(w.of->index)].push_back({w.tensor->type, w.rows, w.cols});
         if (!w.suits_device()) suits[size_t(w.of->index)] = false;
     }
@@ -245,7 +254,12 @@ FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes, bool visit
         if (same == classes.end()) classes.push_back({frame, 0});
         shape.staged = std::max(shape.staged, in_ram);
     }
-    if (shape.card.classes.empty()) return shape;
+    if (shape.card.classes.empty()) {
+        // The table of experts that are on the device is needed where none is, too: it sends all
+        // rows to the CPU.
+        if (routes_only(m, first)) shape.staged = ggml::kDeviceGranule;
+        return shape;
+    }
     divide(shape, bytes);
     return shape;
 }
@@ -290,11 +304,12 @@ DeviceSplit split_with_device(const Model& m, const pi_model_params& params,
         split.head = true;
         left -= chooser.head();
     }
-    const uint64_t table = frame_shape(m, split.first_layer, 0, params.op_offload).device_bytes();
+    const auto frames = [&](uint64_t bytes) {
+        return frame_shape(m, split.first_layer, bytes, params).device_bytes();
+    };
+    const uint64_t table = frames(0);
     split.expert_bytes = left / ggml::kDeviceGranule * ggml::kDeviceGranule + table;
-    left -=
-        frame_shape(m, split.first_layer, split.expert_bytes, params.op_offload).device_bytes() -
-        table;
+    left -= frames(split.expert_bytes) - table;
     const auto fill = [&](uint64_t bytes) {
         chooser.fill(split, params.placement == PI_PLACEMENT_NONE ? 0 : bytes);
         for (int64_t i = split.first_layer; i < n_layer; i++) {

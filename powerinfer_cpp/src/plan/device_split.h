@@ -17,8 +17,9 @@ DeviceSplit split_with_device(const Model& model, const pi_model_params& params,
 
 // The frames for the experts of the layers from `first` on, in so many bytes of the device's
 // memory: the same share of the experts of every size. Without room for any, a shape without
-// frames.
-// visits: with room for experts of RAM that come for a prompt.
-FrameShape frame_shape(const Model& model, int64_t first, uint64_t bytes, bool visits);
+// frames. params: op_offload, for which there is room for experts that come for a prompt, and
+// n_cpu_moe: those of so many layers of the model, the first ones, have none.
+FrameShape frame_shape(const Model& model, int64_t first, uint64_t bytes,
+                       const pi_model_params& params);
 
 }  // namespace powerinfer

@@ -17,6 +17,7 @@ from ..core.log import say, warnings_told
 from ..core.sampling import Sampling, by_letters
 from ..llama import Llama
 from ..text.grammar import LlamaGrammar
+from . import moved_experts
 from .common import (
     MOST_POSITIONS,
     adapter_options,
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_hub_arguments(parser)
     add_adapter_arguments(parser)
     add_cache_arguments(parser)
+    moved_experts.add_arguments(parser)
     parser.add_argument(
         "-c",
         "--ctx-size",
@@ -260,6 +262,7 @@ def open_model(args: argparse.Namespace) -> Iterator[Llama]:
     options = {
         **llama_options(args),
         **adapter_options(args),
+        **moved_experts.keywords(args, [path]),
         "n_threads_batch": args.threads_batch,
         "use_mmap": args.mmap,
         "use_mlock": args.mlock,

@@ -73,9 +73,6 @@ _UNUSED: Mapping[str, str] = {
         -dio, --direct-io, -ndio, --no-direct-io
         -lzm, --lazy-mode MODE""",
     "-ngl, --vram-budget and a placement (powerinfer place) say what lives where": """
-        -ot, --override-tensor PATTERN=TYPE
-        -cmoe, --cpu-moe
-        -ncmoe, --n-cpu-moe N
         --moe-cache-mib N
         -ncffn, --n-cpu-ffn N
         -fit, --fit [on|off]

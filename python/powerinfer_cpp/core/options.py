@@ -34,6 +34,7 @@ MOST_GIB = 1 << 33  # of a budget: its bytes are counted in 63 bits
 FIRST_GPU = "cuda0"
 WHAT_FITS = -1  # n_gpu_layers
 ALL_OLD = 2**63 - 1  # n_kv_old
+ALL_LAYERS = 2**31 - 1  # n_cpu_moe
 
 
 def check_unknown(keywords: dict[str, object]) -> None:
@@ -145,6 +146,15 @@ def device_fields(
         "n_gpu_layers": n_gpu_layers or WHAT_FITS,
         "vram_budget": budget_bytes("vram_budget", vram_budget),
     }
+
+
+def expert_field(n_cpu_moe: int) -> dict[str, int]:
+    """pi_model_params of layers whose experts stay with the CPU. Raises ValueError for a negative
+    number."""
+    n = whole("n_cpu_moe", n_cpu_moe)
+    if n < 0:
+        raise ValueError(f"n_cpu_moe must be a number of layers, not {n}")
+    return {"n_cpu_moe": min(n, ALL_LAYERS)}
 
 
 def placement_field(reset_gpu_index: bool, disable_gpu_index: bool) -> dict[str, int]:

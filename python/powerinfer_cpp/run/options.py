@@ -50,6 +50,7 @@ class Options:
         type_v: int | None = None,
         verbose: bool = True,
         vram_budget: float | None = None,
+        n_cpu_moe: int = 0,
         ram_budget: float | None = None,
         device: str | None = None,
         reset_gpu_index: bool = False,
@@ -107,6 +108,8 @@ class Options:
         - n_gpu_layers: at most this many of the last layers on the device; -1: what fits.
         - vram_budget: limit in GiB of what the device may take; 0: no device. A device or a
           vram_budget alone means what fits.
+        - n_cpu_moe: 0. The experts of a mixture's first so many layers stay with the CPU. Which of
+          the others are on the device follows the text, as far as there is room (docs/gpu.md).
         - reset_gpu_index: False. The device gets the neurons that fire most often, whatever a
           placement in or beside the file says.
         - disable_gpu_index: False. No neurons on the device. Giving both is a ValueError.
@@ -223,6 +226,7 @@ class Options:
             "n_threads": n_threads,
             "ram_budget": options.budget_bytes("ram_budget", ram_budget),
             **placement_field,
+            **options.expert_field(n_cpu_moe),
             "op_offload": op_offload is None or bool(op_offload),
             "bundle": bool(bundle),
             "mmap_anyway": bool(mmap_anyway),

@@ -6,7 +6,7 @@ import ipaddress
 from ...core.options import MOST_GIB
 from ...core.sequences.embedding import CLS, LAST, MEAN
 from ...run.context_size import ENOUGH
-from .. import chat_options, llama_server
+from .. import chat_options, llama_server, moved_experts
 from ..common import (
     add_adapter_arguments,
     add_cache_arguments,
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_hub_arguments(parser)
     add_adapter_arguments(parser)
     add_cache_arguments(parser)
+    moved_experts.add_arguments(parser)
     add_draft_arguments(parser)
     add_memory_arguments(parser)
     parser.add_argument(

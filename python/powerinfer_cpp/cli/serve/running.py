@@ -18,7 +18,7 @@ from ...run.prefix_files import PrefixFiles
 from ...run.shared_session import session_fields, with_fewer_texts
 from ...server import run as server
 from ...server.settings import Defaults, Settings
-from .. import chat_options, llama_server
+from .. import chat_options, llama_server, moved_experts
 from ..common import adapter_options, llama_options, note_options
 from ..drafting import draft_of
 from ..generating import from_hub, unescaped
@@ -42,7 +42,7 @@ def serve(args: argparse.Namespace) -> int:
     paths = _models([*named, *([downloaded] if downloaded else ())], args.alias)
     if len(paths) > 1 and args.lora:
         raise ValueError("--lora: an adapter belongs to one model, and several are served")
-    options = _options(args)
+    options = _options(args, list(paths.values()))
     sizes, ready = _sizes(args, options, list(paths.values()))
     options |= sizes
     if args.plan:
@@ -51,13 +51,14 @@ def serve(args: argparse.Namespace) -> int:
     return 0
 
 
-def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `ServedModel`, but for sizes."""
+def _options(args: argparse.Namespace, paths: Sequence[Path]) -> dict[str, Any]:
+    """Arguments of `ServedModel`, but for sizes, which serves each of these files."""
     mapped, locked = LOAD_MODES[args.load_mode] if args.load_mode else (args.mmap, args.mlock)
     options = {
         "chat_template": chat_options.template(args),  # before chat_format is read
         **llama_options(args),
         **adapter_options(args),
+        **moved_experts.keywords(args, paths),
         "n_threads_batch": args.threads_batch,
         "use_mmap": mapped,
         "use_mlock": locked,
