@@ -377,7 +377,8 @@ typedef struct pi_plan_part {
     const char* tier;   /* "ram", "gpu" */
     const char* name;   /* "attention", "ffn", "embedding", "head", "norms", "predictor", "kv",
                          * "kv_old" (n_kv_old), "states", "scratch", "results", "record",
-                         * "exchange", "context", "cache", "staging", "tables", "process" */
+                         * "exchange", "context", "cache", "staging", "tables", "process",
+                         * "experts" (room for some on a device) */
     int32_t layer;      /* -1: not of one layer */
     uint64_t n_bytes;
 } pi_plan_part;
@@ -408,6 +409,17 @@ typedef struct pi_storage_plan {
     uint64_t twice;
 } pi_storage_plan;
 pi_status pi_plan_storage(const pi_plan* plan, pi_storage_plan* out);
+/* Experts of a mixture on a device. Which of them are there follows the text; the CPU computes the
+ * others. */
+typedef struct pi_expert_report {
+    size_t struct_size;    /* sizeof(pi_expert_report) */
+    int64_t experts;       /* of all layers */
+    int64_t device_room;   /* a device has room for so many of them; 0 without one */
+    int64_t device_has;    /* of an open model: so many are there at this moment */
+    uint64_t copies;       /* experts that were copied there since the model was opened, */
+    uint64_t copied_bytes; /* and their bytes; without those that were there at first */
+} pi_expert_report;
+pi_status pi_plan_experts(const pi_plan* plan, pi_expert_report* out);
 /* What would make a plan of pi_plan_new fit the budget of RAM that it exceeds: the ways that
  * suffice alone or, if none does, those that help. None for a plan that fits. */
 typedef struct pi_way {
@@ -432,8 +444,8 @@ pi_status pi_model_open(const char* path, const pi_model_params* params, pi_mode
 void pi_model_free(pi_model* model);
 /* The plan of an open model and a session with these parameters. */
 pi_status pi_model_plan(const pi_model* model, const pi_session_params* session, pi_plan** out);
-/* Neurons, over all layers and experts, whose rows a device has; and bytes that the model and its
- * sessions take there, with the context of this process. */
+/* Neurons, over all layers and experts, whose rows a device has, of mixtures at this moment; and
+ * bytes that the model and its sessions take there, with the context of this process. */
 int64_t pi_model_device_neurons(const pi_model* model);
 int64_t pi_model_layer_device_neurons(const pi_model* model, int32_t layer); /* of one layer */
 uint64_t pi_model_device_bytes(const pi_model* model);
@@ -456,6 +468,8 @@ typedef struct pi_storage_report {
 /* These do not wait for sessions that compute, and their callbacks may call them. While a session
  * computes they tell what was so when its call began, or up to a second earlier. */
 pi_status pi_model_storage(const pi_model* model, pi_storage_report* out);
+/* The experts of a mixture, at this moment; of other models all is 0. */
+pi_status pi_model_experts(const pi_model* model, pi_expert_report* out);
 /* Neurons of a layer of which memory lacks a part, at this moment; 0 if RAM or a device has all. */
 int64_t pi_model_layer_stored_neurons(const pi_model* model, int32_t layer);
 /* The tier of each neuron of a layer, at this moment: 0 if memory lacks a part of it, 1 for RAM, 2
@@ -678,6 +692,10 @@ typedef struct pi_neuron_counts {
     /* Of the blocks and experts that computed the rows, also experts that every row computes: what
      * predicted, computed and fired are shares of. */
     int64_t neurons;
+    /* Pairs of a row and an expert that it chose; those of them that a device computed, and those
+     * whose expert the disk had to bring. 0 in layers without experts, device_pairs also where
+     * experts are neuron rows, storage_pairs where parts of neurons are read. */
+    int64_t pairs, device_pairs, storage_pairs;
 } pi_neuron_counts;
 
 /* Work of a session since it began. The difference between two moments is the cost of the rows

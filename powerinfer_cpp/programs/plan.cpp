@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -141,6 +142,19 @@ std::string from_storage(const pi_storage_plan& plan, bool may_write) {
     return said + text;
 }
 
+// How many experts a GPU has room for; "" without any.
+std::string experts_text(const pi_plan* plan, const std::string& device) {
+    auto experts = sized<pi_expert_report>();
+    require(pi_plan_experts(plan, &experts));
+    if (!experts.experts || !pi_plan_vram_budget(plan)) return "";
+    const bool all = experts.device_room == experts.experts;
+    char text[160];
+    std::snprintf(text, sizeof text, "%" PRId64 " of %" PRId64 " experts have room on %s%s\n",
+                  experts.device_room, experts.experts, device.c_str(),
+                  all ? "" : "; the others are computed by the CPU");
+    return text;
+}
+
 }  // namespace
 
 bool print_plan(Options& options) {
@@ -184,6 +198,7 @@ bool print_plan(Options& options) {
              : storage.cached + storage.stored ? from_storage(storage, options.bundle)
                                                : "fits") +
             "\n";
+    text += experts_text(plan.get(), options.device.empty() ? "cuda0" : options.device);
     put(text + ways_text(plan.get(), options.model));
     return ram <= budget;
 }

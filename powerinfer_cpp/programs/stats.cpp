@@ -92,9 +92,10 @@ std::string list(size_t layers, const Of& of) {
     return text + "]";
 }
 
-// What a tier has of each layer, and computed of it over all rows.
+// What a tier has of each layer, and computed of it over all rows. experts: of all layers.
 struct TierLayers {
     std::vector<uint64_t> neurons, computed;
+    uint64_t experts = 0;
 };
 
 // read: bytes per token. stall_ns: how long another tier waited for this one.
@@ -105,6 +106,7 @@ std::string tier(const TierLayers& layers, uint64_t rows, uint64_t bytes, uint64
     };
     const size_t n = layers.neurons.size();
     return object({{"neurons", number(sum(layers.neurons))},
+                   {"experts", number(layers.experts)},
                    {"bytes", number(bytes)},
                    {"hits", number(sum(layers.computed) / rows)},
                    {"reads", number(read)},
@@ -155,6 +157,25 @@ std::string storage_of(const pi_model* model, const Work& work) {
          {"layer_stall_s", stalls}});
 }
 
+// The experts of a mixture; null of other models.
+std::string experts_of(const pi_model* model, const Work& work) {
+    auto report = sized<pi_expert_report>();
+    require(pi_model_experts(model, &report));
+    if (!report.experts) return "null";
+    const auto sum = [&](int64_t pi_neuron_counts::*count) { return uint64_t(work.total(count)); };
+    const uint64_t chosen = sum(&pi_neuron_counts::pairs);
+    const uint64_t gpu = sum(&pi_neuron_counts::device_pairs);
+    const uint64_t storage = sum(&pi_neuron_counts::storage_pairs);
+    return object({{"experts", number(uint64_t(report.experts))},
+                   {"gpu_room", number(uint64_t(report.device_room))},
+                   {"gpu_has", number(uint64_t(report.device_has))},
+                   {"chosen", object({{"gpu", number(gpu)},
+                                      {"ram", number(chosen - gpu - storage)},
+                                      {"storage", number(storage)}})},
+                   {"copies", number(report.copies)},
+                   {"copied_bytes", number(report.copied_bytes)}});
+}
+
 }  // namespace
 
 void write_stats(Options& options, const pi_model* model, const Timing& timing) {
@@ -166,13 +187,16 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
         return list(layers, [&](size_t i) { return number(work.share(count, int(i))); });
     };
     const std::vector<uint64_t> none(layers);
-    TierLayers gpu{none, none}, ram{none, none}, storage{none, none};
+    TierLayers gpu{none, none, 0}, ram{none, none, 0}, storage{none, none, 0};
     for (size_t i = 0; i < layers; i++) {
         gpu.neurons[i] = uint64_t(pi_model_layer_device_neurons(model, int32_t(i)));
         storage.neurons[i] = uint64_t(pi_model_layer_stored_neurons(model, int32_t(i)));
         const int64_t neurons =
             timing.n_ff[i] * std::max(1, pi_model_layer_n_expert(model, int32_t(i)));
         ram.neurons[i] = uint64_t(neurons) - gpu.neurons[i] - storage.neurons[i];
+        if (pi_model_layer_n_expert(model, int32_t(i)))
+            for (TierLayers* tier : {&gpu, &ram, &storage})
+                tier->experts += tier->neurons[i] / uint64_t(timing.n_ff[i]);
         if (work.by_layer.empty()) continue;
         gpu.computed[i] = uint64_t(work.by_layer[i].device_computed);
         storage.computed[i] = uint64_t(work.by_layer[i].storage_computed);
@@ -200,14 +224,16 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
                                          {"head", number(work.sum.head / rows)},
                                          {"kv", number(work.sum.kv / rows)}})},
              {"tiers",
-              object({{"gpu", tier(gpu, rows, parts.bytes("gpu", "ffn"), work.sum.device / rows,
-                                   work.sum.waited_for_device_ns)},
+              object({{"gpu",
+                       tier(gpu, rows, parts.bytes("gpu", "ffn") + parts.bytes("gpu", "experts"),
+                            work.sum.device / rows, work.sum.waited_for_device_ns)},
                       {"ram",
                        tier(ram, rows, parts.bytes("ram", "ffn") + parts.bytes("ram", "cache"),
                             (work.bytes() - work.sum.device) / rows, work.sum.waited_for_cpu_ns)},
                       {"storage", tier(storage, rows, parts.stored(), work.sum.storage_bytes / rows,
                                        work.sum.waited_for_storage_ns)}})},
              {"storage", storage_of(model, work)},
+             {"experts", experts_of(model, work)},
              {"pcie_bytes", number(work.sum.transferred / rows)},
              {"rss_peak", number(pi_peak_memory())},
              {"vram_peak", number(pi_model_device_bytes(model))}}) +

@@ -56,6 +56,7 @@ void Timing::print_work(const pi_model* model) const {
     const double on_disk = 100 * double(stored) / all;
     say("           tiers = gpu %.2f %%, ram %.2f %%, storage %.2f %%\n", on_gpu,
         100 - on_gpu - on_disk, on_disk);
+    print_experts(model);
     auto storage = sized<pi_storage_report>();
     require(pi_model_storage(model, &storage));
     if (storage.stored) print_storage(storage);
@@ -66,6 +67,30 @@ void Timing::print_work(const pi_model* model) const {
         100 * double(work.sum.device) / double(std::max<uint64_t>(work.bytes(), 1)),
         mb(work.sum.transferred), ms(work.sum.waited_for_device_ns),
         ms(work.sum.waited_for_cpu_ns));
+}
+
+// Of mixtures: who computed what rows chose, and what the GPU has.
+void Timing::print_experts(const pi_model* model) const {
+    const Work& work = decoding();
+    auto report = sized<pi_expert_report>();
+    require(pi_model_experts(model, &report));
+    const auto pairs = double(work.total(&pi_neuron_counts::pairs));
+    if (!report.experts || pairs == 0) return;
+    const auto percent = [&](int64_t pi_neuron_counts::*count) {
+        return 100 * double(work.total(count)) / pairs;
+    };
+    const double gpu = percent(&pi_neuron_counts::device_pairs);
+    const double disk = percent(&pi_neuron_counts::storage_pairs);
+    char there[160] = "";
+    if (report.device_room) {
+        std::snprintf(there, sizeof there,
+                      "; the GPU has %" PRId64 " of %" PRId64 " and room for %" PRId64 ", %" PRIu64
+                      " were copied there (%.2f MB)",
+                      report.device_has, report.experts, report.device_room, report.copies,
+                      double(report.copied_bytes) * 1e-6);
+    }
+    say("  chosen experts = gpu %.2f %%, ram %.2f %%, storage %.2f %%%s\n", gpu, 100 - gpu - disk,
+        disk, there);
 }
 
 void Timing::print_storage(const pi_storage_report& storage) const {

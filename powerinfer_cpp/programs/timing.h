@@ -26,5 +26,6 @@ struct Timing {
 
  private:
     void print_work(const pi_model* model) const;
+    void print_experts(const pi_model* model) const;
     void print_storage(const pi_storage_report& storage) const;
 };

@@ -62,6 +62,9 @@ WorkSpan::~WorkSpan() {
         to.storage_missed += b.storage_missed - a.storage_missed;
         to.storage_bytes += b.storage_bytes - a.storage_bytes;
         to.storage_waited_ns += b.storage_waited_ns - a.storage_waited_ns;
+        to.pairs += b.pairs - a.pairs;
+        to.device_pairs += b.device_pairs - a.device_pairs;
+        to.storage_pairs += b.storage_pairs - a.storage_pairs;
     }
 }
 

@@ -208,6 +208,7 @@ class LlamaTokens:
         contribution other than zero. audit: neurons that fired in audited segments, and how many of
         them the predictors found. tiers: where neurons are now, and where those were that tokens
         needed. storage: None, or how the model runs from storage, by parts of neurons or experts.
+        experts: None, or where those of a mixture are, and who computed the chosen ones.
         """
         with self._runtime.held():
             return report(self._model, self.plan(), self._loop.meter)

@@ -210,6 +210,13 @@ pi_status pi_plan_storage(const pi_plan* plan, pi_storage_plan* out) {
     });
 }
 
+pi_status pi_plan_experts(const pi_plan* plan, pi_expert_report* out) {
+    return guarded([&] {
+        require(plan, "plan must not be NULL");
+        give(out, {0, plan->plan.experts, plan->plan.device_experts, 0, 0, 0});
+    });
+}
+
 int32_t pi_plan_n_ways(const pi_plan* plan) {
     return int32_t(plan->plan.ways.size());
 }
@@ -231,6 +238,7 @@ pi_status pi_model_open(const char* path, const pi_model_params* params, pi_mode
         require(p.n_threads >= 0 && p.n_threads <= 512, "n_threads must be between 0 and 512");
         require(p.placement >= PI_PLACEMENT_FILE && p.placement <= PI_PLACEMENT_NONE,
                 "placement must be a pi_placement");
+        require(p.n_cpu_moe >= 0, kNoLayers);
         auto handle = std::make_unique<pi_model>();
         handle->model = powerinfer::Model::load(path, p);
         handle->header.gguf = &handle->model->file.gguf;
@@ -238,7 +246,6 @@ pi_status pi_model_open(const char* path, const pi_model_params* params, pi_mode
         *out = handle.release();
     });
 }
-        require(p.n_cpu_moe >= 0, kNoLayers);
 
 void pi_model_free(pi_model* model) {
     delete model;

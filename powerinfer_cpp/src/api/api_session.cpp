@@ -51,6 +51,13 @@ void add_counts(const powerinfer::Session& session, size_t part, pi_neuron_count
     sum.storage_missed += int64_t(stored.missed[0] + stored.missed[1]);
     sum.storage_bytes += int64_t(stored.bytes);
     sum.storage_waited_ns += int64_t(stored.waited_s * 1e9);
+    const powerinfer::FeedForward& of = *session.model->ffns[part];
+    if (!of.routed()) return;
+    sum.pairs += all.rows;
+    // Of experts that are matrices all neurons are computed.
+    if (of.blocks[0].neurons.n) return;
+    sum.device_pairs += device.computed / of.n_ff;
+    sum.storage_pairs += session.counts.from_disk[part] / of.n_ff;
 }
 
 }  // namespace

@@ -9,6 +9,15 @@
 
 using namespace powerinfer::api;
 
+namespace {
+
+// The experts of a mixture on a device; null: none are there.
+const powerinfer::ExpertFrames* frames_of(const powerinfer::Model& model) {
+    return model.device ? model.device->experts.get() : nullptr;
+}
+
+}  // namespace
+
 extern "C" {
 
 int64_t pi_model_device_neurons(const pi_model* m) {
@@ -26,6 +35,21 @@ uint64_t pi_model_device_bytes(const pi_model* m) {
         if (!m->model->device) return 0;
         const ggml::Device& device = *m->model->device->device;
         return device.allocated_bytes() + device.context_bytes();
+    });
+}
+
+pi_status pi_model_experts(const pi_model* m, pi_expert_report* out) {
+    return guarded([&] {
+        require(m && out, "model and out must not be NULL");
+        pi_expert_report r{};
+        r.experts = m->model->n_experts();
+        if (const powerinfer::ExpertFrames* const frames = frames_of(*m->model)) {
+            r.device_room = m->model->device->frames.card.frames();
+            r.device_has = frames->n_here();
+            r.copies = frames->copies();
+            r.copied_bytes = frames->copied_bytes();
+        }
+        give(out, r);
     });
 }
 
@@ -72,9 +96,12 @@ int64_t pi_model_layer_stored_neurons(const pi_model* m, int32_t layer) {
         const powerinfer::FeedForward* const part = m->model->ffn_of(layer);
         if (!part) return n;
         if (powerinfer::ExpertStore* const experts = m->model->experts.get()) {
+            const powerinfer::ExpertFrames* const frames = frames_of(*m->model);
             experts->status.read([&](const powerinfer::StoreStatus& s) {
                 for (int64_t i = 0; i < part->n_blocks(); i++) {
-                    n += s.has(part->number(i)) ? 0 : part->n_ff;
+                    const int32_t block = part->number(i);
+                    const bool here = s.has(block) || (frames && frames->has(block));
+                    n += here ? 0 : part->n_ff;
                 }
             });
         }
@@ -100,7 +127,7 @@ pi_status pi_model_tiers(const pi_model* m, int32_t layer, uint8_t* out, size_t 
         const int64_t n_ff = part.n_ff, n = part.n_blocks() * n_ff;
         require(capacity >= size_t(n), "the buffer for the tiers is too small");
         std::fill_n(out, n, ram);
-        if (model.device_neurons(layer)) {
+        if (!part.routed() && model.device_neurons(layer)) {
             const std::vector<int32_t>& slot = model.device->split.slot[size_t(layer)];
             for (int64_t i = 0; i < n_ff; i++) {
                 if (slot.empty() || slot[size_t(i)] >= 0) out[i] = on_device;
@@ -113,6 +140,13 @@ pi_status pi_model_tiers(const pi_model* m, int32_t layer, uint8_t* out, size_t 
                     std::fill_n(out + block * n_ff, n_ff, storage);
                 }
             });
+        }
+        // Whatever RAM has of them.
+        if (const powerinfer::ExpertFrames* const frames = frames_of(model)) {
+            for (int64_t block = 0; block < part.n_blocks(); block++) {
+                if (!frames->has(part.number(block))) continue;
+                std::fill_n(out + block * n_ff, n_ff, on_device);
+            }
         }
         powerinfer::NeuronStore* const store = model.store.get();
         if (!store) return;

@@ -32,7 +32,8 @@ constexpr Named<Part> kParts[] = {{Part::attention, "attention"},
                                   {Part::cache, "cache"},
                                   {Part::staging, "staging"},
                                   {Part::tables, "tables"},
-                                  {Part::process, "process"}};
+                                  {Part::process, "process"},
+                                  {Part::experts, "experts"}};
 
 constexpr Named<Activation> kActivations[] = {{Activation::relu, "relu"},
                                               {Activation::drelu, "drelu"},

@@ -31,6 +31,7 @@ enum class Part : uint8_t {
     staging,   // where reads of others arrive
     tables,    // which of them are where
     process,   // code, stacks and vocabulary, where neurons stay on the disk
+    experts,   // of mixtures, on a device that has room for some
 };
 
 const char* name(Tier tier);

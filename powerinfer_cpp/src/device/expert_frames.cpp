@@ -153,7 +153,15 @@ ggml::DeviceProduct ExpertFrames::product(const FeedForward& part, size_t which,
 }
 
 int64_t ExpertFrames::n_here() const {
-    return std::count_if(table_.begin(), table_.end(), [](int32_t frame) { return frame >= 0; });
+    int64_t n = 0;
+    for (size_t block = 0; block < table_.size(); block++) n += has(int32_t(block));
+    return n;
+}
+
+int64_t ExpertFrames::n_here(const FeedForward& part) const {
+    int64_t n = 0;
+    for (int64_t e = 0; e < part.n_blocks(); e++) n += has(part.number(e));
+    return n;
 }
 
 const FeedForward* ExpertFrames::part_of(int32_t block) const {
@@ -185,14 +193,14 @@ void ExpertFrames::begin(ggml::DeviceStream* stream, int64_t n, bool generated) 
     if (!on_the_way_.empty() && device_.idle(copies_.get())) {
         for (int32_t block : on_the_way_) {
             experts_.arrived(block);
-            table_[size_t(block)] = experts_.frame(block);
+            enter(block, experts_.frame(block));
         }
         on_the_way_.clear();
         changed = true;
     }
     for (const CardExperts::Move& move : moves_) {
         changed = changed || move.evicted >= 0;
-        if (move.evicted >= 0) table_[size_t(move.evicted)] = -1;
+        if (move.evicted >= 0) enter(move.evicted, -1);
     }
     moves_.clear();
     if (changed) publish_table(stream);
@@ -252,7 +260,7 @@ uint64_t ExpertFrames::move(const std::function<bool(int32_t)>& ready, const Bri
         on_the_way_.push_back(move.block);
         bytes += sent;
     }
-    copies_made_ += int64_t(on_the_way_.size());
+    copies_made_ += on_the_way_.size();
     copied_bytes_ += bytes;
     return bytes;
 }
@@ -291,7 +299,7 @@ void ExpertFrames::fill(const std::vector<float>& rate, const Bring& bring) {
             experts_.dropped(int32_t(block));
             continue;
         }
-        table_[size_t(block)] = frame;
+        enter(int32_t(block), frame);
         slot = (slot + 1) % kStagedExperts;
         if (slot == 0) device_.wait(copies_.get());
     }

@@ -6,6 +6,7 @@
 // computed.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -66,7 +67,15 @@ class ExpertFrames {
                                 bool visitors = false) const;
     // Is this block there for the rows that are being computed?
     bool here(int32_t block) const { return table_[size_t(block)] >= 0; }
+    // These may be asked at any time, also while rows are computed.
+    bool has(int32_t block) const {
+        return __atomic_load_n(&table_[size_t(block)], __ATOMIC_RELAXED) >= 0;
+    }
     int64_t n_here() const;
+    int64_t n_here(const FeedForward& part) const;
+    // Experts that have been copied since fill(), and their bytes.
+    uint64_t copies() const { return copies_made_; }
+    uint64_t copied_bytes() const { return copied_bytes_; }
     const FeedForward* part_of(int32_t block) const;
 
     // Before n rows of a pass, which are generated or of a prompt: what has arrived is there.
@@ -94,15 +103,15 @@ class ExpertFrames {
     void fill(const std::vector<float>& rate, const Bring& bring);
 
     const CardExperts& policy() const { return experts_; }
-    // Experts that have been copied since the beginning, without fill(), and their bytes.
-    int64_t copies() const { return copies_made_; }
-    uint64_t copied_bytes() const { return copied_bytes_; }
 
  private:
     uint8_t* frame_at(const FeedForward& part, int32_t frame) const;
     ggml::DeviceRows rows(const FeedForward& part, size_t which, uint8_t* frame) const;
     uint64_t send(int32_t block, uint8_t* frame, int slot, const Bring& bring);
     void publish_table(ggml::DeviceStream* stream);
+    void enter(int32_t block, int32_t frame) {
+        __atomic_store_n(&table_[size_t(block)], frame, __ATOMIC_RELAXED);
+    }
     int32_t class_of(const FeedForward& part) const {
         return shape_.card.class_of[size_t(part.index)];
     }
@@ -131,8 +140,7 @@ class ExpertFrames {
     std::vector<int32_t> blocks_;                  // of used()
     std::chrono::steady_clock::time_point begun_;  // the last pass
     bool was_token_ = false;                       // it was one generated row
-    int64_t copies_made_ = 0;
-    uint64_t copied_bytes_ = 0;
+    std::atomic<uint64_t> copies_made_{0}, copied_bytes_{0};
     ggml::Owned<ggml::DeviceStream> copies_;
 };
 

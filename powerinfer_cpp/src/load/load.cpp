@@ -142,7 +142,7 @@ void plan_memory(Model& m, bool use_mmap, OnDisk stored) {
         }
     }
     if (const FrameShape& frames = m.device->frames; frames.staged) {
-        parts.push_back({Tier::gpu, Part::cache, -1, frames.device_bytes()});
+        parts.push_back({Tier::gpu, Part::experts, -1, frames.device_bytes()});
         const bool changes = stored == OnDisk::experts;
         parts.push_back({Tier::ram, Part::exchange, -1, frames.shared_bytes(changes)});
     }
@@ -407,9 +407,18 @@ int64_t Model::device_neurons(int64_t layer) const {
     if (!device || !device->split.has(layer)) return 0;
     const std::vector<int32_t>& slot = device->split.slot[size_t(layer)];
     const FeedForward* const part = ffn_of(layer);
-    if (!part || part->routed()) return 0;
+    if (!part) return 0;
+    if (part->routed()) return device->experts ? device->experts->n_here(*part) * part->n_ff : 0;
     if (slot.empty()) return part->n_ff;
     return std::count_if(slot.begin(), slot.end(), [](int32_t at) { return at >= 0; });
+}
+
+int64_t Model::n_experts() const {
+    int64_t n = 0;
+    for (const FeedForward* part : ffns) {
+        if (part->routed() && part->layer < config.n_layer) n += part->n_blocks();
+    }
+    return n;
 }
 
 int64_t Model::device_layers() const {

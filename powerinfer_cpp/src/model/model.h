@@ -119,6 +119,7 @@ struct Model {
     int64_t device_layers() const;
     // Neurons of a layer whose rows it has.
     int64_t device_neurons(int64_t layer) const;
+    int64_t n_experts() const;  // that rows choose from, of all layers
     // Are there neurons whose value may be exactly zero, so that their rows are not needed?
     bool skips_neurons() const;
     StoredTable token_embd_stored, layer_embd_stored;  // of token_embd and layer_embd.tokens

@@ -217,7 +217,11 @@ Plan make_plan(const Model& model, const pi_session_params& asked) {
     plan.parts = model.plan.parts;
     plan.budget = model.budget->limit();
     plan.n_ctx = params.n_ctx;
-    if (model.device) plan.vram_budget = model.device->budget->limit();
+    if (model.device) {
+        plan.vram_budget = model.device->budget->limit();
+        plan.device_experts = model.device->frames.card.frames();
+    }
+    plan.experts = model.n_experts();
     const std::vector<PlanPart> session =
         session_parts(model, params, model.device_layers(), model.stores_neurons());
     plan.parts.insert(plan.parts.end(), session.begin(), session.end());

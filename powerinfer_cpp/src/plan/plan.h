@@ -54,7 +54,8 @@ struct Plan {
     uint64_t cached = 0, stored = 0, to_write = 0;
     double read_seconds = 0, hits = 0, token_seconds = 0;  // see StoragePlan
     uint64_t twice = 0;
-    std::vector<Way> ways;  // if it does not fit
+    int64_t experts = 0, device_experts = 0;  // of all layers; those that a device has room for
+    std::vector<Way> ways;                    // if it does not fit
 };
 
 Plan make_plan(const Model& model, const pi_session_params& params);

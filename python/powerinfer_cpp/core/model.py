@@ -45,6 +45,18 @@ class Storage:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """The experts of a mixture (pi_expert_report): of all layers, those that a device has room for,
+    those that it has now, and those that were copied there since the model was opened."""
+
+    experts: int
+    device_room: int
+    device_has: int
+    copies: int
+    copied_bytes: int
+
+
+@dataclass(frozen=True)
 class LayerSizes:
     """Neurons of a layer, or of one of its experts; experts, 0 if it has one block; and values of a
     row that these read."""
@@ -197,6 +209,14 @@ class Model:
         slots, used = (out.first_slots, out.rest_slots), (out.first_used, out.rest_used)
         unit = "experts" if out.experts else "blocks" if out.blocks else "parts of neurons"
         return Storage(io, note, out.direct, path, slots, used, out.arena_bytes, unit)
+
+    def experts(self) -> Experts | None:
+        """Its experts at this moment; None of a model that is no mixture."""
+        out = sized("pi_expert_report")
+        check(lib.pi_model_experts(self.handle, out))
+        if not out.experts:
+            return None
+        return Experts(out.experts, out.device_room, out.device_has, out.copies, out.copied_bytes)
 
     def reserve(self, what: str, n_bytes: int) -> Any:
         """Reserves bytes of the model's budget for the caller's memory, until `release` or garbage

@@ -17,8 +17,8 @@ def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> di
     Returns {tier: {part: bytes}, "total": bytes, "budget": bytes of RAM that may be used,
     "vram_budget": bytes on the device that may be used, 0 without one, "read_seconds": what reading
     from storage is expected to take for a generated token, "hits", "token_seconds" and "twice" of
-    experts on the disk (answers.Plan)}. Tiers are "ram", "gpu" and "storage"; the total leaves out
-    the last one, what only the disk has.
+    experts on the disk, "experts" and "device_experts" of mixtures (answers.Plan)}. Tiers are
+    "ram", "gpu" and "storage"; the total leaves out the last one, what only the disk has.
     """
     out = ffi.new("pi_plan **")
     params, kept = model_params(model)
@@ -72,7 +72,19 @@ def plan_dict(plan: Any) -> dict[str, Any]:
     budgets = {"budget": lib.pi_plan_budget(plan), "vram_budget": lib.pi_plan_vram_budget(plan)}
     names = ("read_seconds", "hits", "token_seconds", "twice")
     expected = {name: getattr(storage, name) for name in names}
-    return {**tiers, "total": total, **budgets, **expected}
+    experts = sized("pi_expert_report")
+    check(lib.pi_plan_experts(plan, experts))
+    counts = {"experts": experts.experts, "device_experts": experts.device_room}
+    return {**tiers, "total": total, **budgets, **expected, **counts}
+
+
+def on_device(plan: Mapping[str, Any], device: str) -> str:
+    """How many experts of a mixture a device has room for; "" without any, or without a device."""
+    room, experts = plan["device_experts"], plan["experts"]
+    if not experts or not plan["vram_budget"]:
+        return ""
+    words = f"{room} of {experts} experts have room on {device}"
+    return words if room == experts else words + "; the others are computed by the CPU"
 
 
 def from_storage(plan: Mapping[str, Any]) -> str:

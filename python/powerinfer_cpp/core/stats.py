@@ -59,10 +59,13 @@ def neuron_figures(model: Model, plan: dict[str, Any], work: Work | None) -> dic
     on_gpu = np.array([model.layer_on_device(layer) for layer in layers])
     on_disk = np.array([model.layer_stored(layer) for layer in layers])
     in_ram = np.array([math.prod(size.shape) for size in model.sizes]) - on_gpu - on_disk
+    # Neurons of an expert; more than there are of a layer without experts, which has none.
+    experts_of = np.array([s.n_ff if s.n_expert else 1 << 62 for s in model.sizes], np.int64)
     by_tier = [
         {
             "neurons": int(neurons.sum()),
-            "bytes": sum(plan[name].get(part, 0) for part in ("ffn", "cache")),
+            "experts": int((neurons // experts_of).sum()),
+            "bytes": sum(plan[name].get(part, 0) for part in ("ffn", "cache", "experts")),
             "hits": int(computed.sum()) // max(1, work.rows),
             "reads": read,
             "stall_s": stall,
@@ -84,6 +87,22 @@ def neuron_figures(model: Model, plan: dict[str, Any], work: Work | None) -> dic
         "bytes_per_token": work.bytes_per_token(),
         "tiers": tiers.by_name(by_tier),
         "storage": storage_figures(model, work),
+        "experts": expert_figures(model, work),
+    }
+
+
+def expert_figures(model: Model, work: Work) -> dict[str, Any] | None:
+    """Where the experts of a mixture are, and who computed the chosen ones; None of others."""
+    found = model.experts()
+    if found is None:
+        return None
+    return {
+        "experts": found.experts,
+        "gpu_room": found.device_room,
+        "gpu_has": found.device_has,
+        "chosen": tiers.by_name(work.chosen_by_tier()),
+        "copies": found.copies,
+        "copied_bytes": found.copied_bytes,
     }
 
 

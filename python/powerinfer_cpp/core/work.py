@@ -63,6 +63,13 @@ class Work:
         device, storage = total["device_computed"], total["storage_computed"]
         return storage, total["computed"] - device - storage, device
 
+    def chosen_by_tier(self) -> tuple[int, int, int]:
+        """Pairs of a row and an expert that it chose: those whose expert the disk had to bring,
+        those that RAM had, and those that a device computed."""
+        names = ("pairs", "device_pairs", "storage_pairs")
+        pairs, device, storage = (int(self.by_layer(name).sum()) for name in names)
+        return storage, pairs - device - storage, device
+
     def computed_of_all(self) -> tuple[int, int]:
         """Neurons that were computed, and those that would have been without sparsity."""
         return int(self.by_layer("computed").sum()), int(self.by_layer("neurons").sum())

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.tiers import NAMES, RAM, STORAGE, TITLES
+from ..core.tiers import GPU, NAMES, RAM, STORAGE, TITLES
 from . import style
 
 _LONGEST = 1 << 26  # bytes of a file
@@ -20,12 +20,13 @@ _LONGEST = 1 << 26  # bytes of a file
 class Running:
     """What each tier had, in the order of tiers.NAMES: neurons [3, n_layer], neurons computed per
     token [3, n_layer], bytes of FFN weights [3]. experts: of a run whose experts were read from
-    storage, those that its tokens needed and missed, [2, n_layer]."""
+    storage, those that its tokens needed and missed, [2, n_layer]. unit: what a tier has."""
 
     neurons: np.ndarray
     hits: np.ndarray
     n_bytes: np.ndarray
     experts: np.ndarray | None = None
+    unit: str = "neurons"
 
 
 def is_json(path: str | Path) -> bool:
@@ -53,7 +54,11 @@ def read(path: str | Path) -> Running:
     shapes = [values.ndim for values in found]
     if shapes != [2, 2, 1] or found[0].shape != found[1].shape or not found[0].size:
         raise ValueError(f"{path}: tiers needs {', '.join(keys)} of {', '.join(reversed(NAMES))}")
-    of_run = Running(*found, _experts(path, figures, found[0].shape[1]))
+    # Where a GPU computes experts, those that each side has computed say more than the reads.
+    on_gpu = bool(found[0][GPU].any())
+    experts = None if on_gpu else _experts(path, figures, found[0].shape[1])
+    whole = experts is not None or (on_gpu and isinstance(figures.get("experts"), dict))
+    of_run = Running(*found, experts, "experts" if whole else "neurons")
     if any(not (np.isfinite(values) & (values >= 0)).all() for values in found):
         raise ValueError(f"{path}: tiers has a number that is not finite, or below 0")
     if not of_run.neurons.sum(axis=0).all():
@@ -86,7 +91,7 @@ def shares(values: np.ndarray) -> np.ndarray:
 
 def draw(run: Running) -> tuple[Any, str]:
     """The figure, and a one-line summary."""
-    unit = "neurons" if run.experts is None else "experts"
+    unit = run.unit
     layers = np.arange(run.neurons.shape[1])
     figure = style.figure(11, style.height_for(len(layers)))
     left, right = figure.subplots(1, 2, sharey=True)

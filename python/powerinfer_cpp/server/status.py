@@ -7,6 +7,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ..core.tiers import NAMES
 from ..core.work import Work
 from ..run.engine import EngineDead
 from ..run.requests import Snapshot
@@ -82,11 +83,17 @@ class Collector:
                 add(CounterMetricFamily, metric, text, value, model=name)
             for metric, text, value in _states(model, at):
                 add(GaugeMetricFamily, metric, text, value, model=name)
-            read = zip(("storage", "ram", "gpu"), at.work.read_by_tier(), strict=True)
+            read = zip(NAMES, at.work.read_by_tier(), strict=True)
             for tier, n in read:
                 text = "Bytes of weights and cache that were read, each row counted alone."
                 n_bytes = n * at.work.rows
                 add(CounterMetricFamily, "powerinfer:bytes", text, n_bytes, model=name, tier=tier)
+            if model.model.has_experts:
+                chosen = zip(NAMES, at.work.chosen_by_tier(), strict=True)
+                for tier, n in chosen:
+                    text = "Experts that tokens chose, by who computed or brought them."
+                    metric = "powerinfer:experts_chosen"
+                    add(CounterMetricFamily, metric, text, n, model=name, tier=tier)
         yield from found.values()
 
 
@@ -114,6 +121,11 @@ def _counts(model: ServedModel, at: Snapshot) -> list[tuple[str, str, float]]:
         found += [
             ("powerinfer:prompt_tokens_to_disk", f"{to_disk} to disk.", counts.n_written),
             ("powerinfer:prompt_tokens_from_disk", f"{from_disk} from disk.", counts.n_read),
+        ]
+    if (experts := model.model.experts()) and experts.device_room:
+        found += [
+            ("powerinfer:experts_copied", "Experts that were copied to the GPU.", experts.copies),
+            ("powerinfer:experts_copied_bytes", "Their bytes.", experts.copied_bytes),
         ]
     return found + _stored_counts(model, work)
 
@@ -165,6 +177,11 @@ def _states(model: ServedModel, at: Snapshot) -> list[tuple[str, str, float]]:
         ("powerinfer:active_share", "Computed share of the neurons.", ratio(computed, possible)),
         ("powerinfer:prefixes_kept", "Prefixes that are kept.", at.n_kept),
     ]
+    if (experts := model.model.experts()) and experts.device_room:
+        found += [
+            ("powerinfer:experts_gpu", "Experts that the GPU has.", experts.device_has),
+            ("powerinfer:experts_gpu_room", "Experts that it has room for.", experts.device_room),
+        ]
     if needed:
         text = "Share of the needed parts of neurons, or experts, that RAM had."
         found.append(("powerinfer:hit_rate", text, 1 - missed / needed))

@@ -203,7 +203,8 @@ class Plan(TypedDict):
     memory may be used. storage: what only the disk has, which `total` leaves out. read_seconds:
     what reading it is expected to take for a generated token. Of experts on the disk, else 0: hits,
     the share of those chosen that memory is expected to have; token_seconds, what a generated token
-    takes with its reads; twice, the bytes of RAM with which it takes half of that, 0: none do."""
+    takes with its reads; twice, the bytes of RAM with which it takes half of that, 0: none do. Of
+    mixtures, else 0: experts, of all layers, and device_experts, how many a device has room for."""
 
     ram: dict[str, int]
     gpu: dict[str, int]
@@ -215,6 +216,8 @@ class Plan(TypedDict):
     hits: float
     token_seconds: float
     twice: int
+    experts: int
+    device_experts: int
 
 
 class Percentiles(TypedDict):
@@ -234,9 +237,11 @@ class Audit(TypedDict):
 
 class Tier(TypedDict):
     """A place of neurons: how many it has, their bytes, how often tokens needed them there; for
-    storage the reads, and the seconds in which a pass waited for them."""
+    storage the reads, and the seconds in which a pass waited for them. experts: of mixtures, those
+    whose neurons these are."""
 
     neurons: int
+    experts: int
     bytes: int
     hits: int
     reads: int
@@ -274,6 +279,19 @@ class Storage(TypedDict):
     layer_stall_s: list[float]
 
 
+class Experts(TypedDict):
+    """Experts of a mixture: of all layers; how many a GPU has room for, and has now. chosen: pairs
+    of a row and an expert that it chose, by where they were computed ("gpu", "ram") or had to be
+    read from ("storage"). copies and copied_bytes: to the GPU since the model was opened."""
+
+    experts: int
+    gpu_room: int
+    gpu_has: int
+    chosen: dict[str, int]
+    copies: int
+    copied_bytes: int
+
+
 class Stats(TypedDict):
     """What `Llama.stats` returns, which says what they are."""
 
@@ -291,6 +309,7 @@ class Stats(TypedDict):
     bytes_per_token: dict[str, int]
     tiers: dict[str, Tier]
     storage: Storage | None
+    experts: Experts | None
     pcie_bytes: int
     rss_peak: int
     vram_peak: int

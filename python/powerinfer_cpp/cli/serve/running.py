@@ -9,7 +9,7 @@ from typing import Any
 
 from ...core.gguf import Gguf
 from ...core.log import say
-from ...core.plan import from_storage, memory_plan, ways_of
+from ...core.plan import from_storage, memory_plan, on_device, ways_of
 from ...core.sampling import Sampling
 from ...core.ways import sentence
 from ...run.context_size import context_size
@@ -128,6 +128,8 @@ def _print_plans(paths: Mapping[str, Path], options: Mapping[str, Any]) -> int:
         print(f"  {'':8}{'total':14}{plan['total'] / 2**20:12.2f} MiB, of {budget:.0f} in RAM")
         if words := from_storage(plan):
             print(f"  {name} {words}")
+        if words := on_device(plan, given.model.get("device", "")):
+            print(f"  {words}")
         if not fits:
             texts = given, options["n_parallel"], options["n_kv"], _keeps(options)
             ways = with_fewer_texts(ways_of(given.model_path, given.model, fields), *texts)
