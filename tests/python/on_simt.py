@@ -343,7 +343,6 @@ def test_golden_models(name: str, layout: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("mixtral", "mixtures of experts keep to the CPU"),
         ("gemma2", "norms after attention and FFN keep to the CPU"),
         ("qwen3", '"blk.1.attn_output.weight"'),
         ("stablelm-parallel", "models with a LayerNorm over each head keep to the CPU"),

@@ -1,4 +1,4 @@
-"""The package on a device: tests of on_simt.py, in a process with the build that they need."""
+"""The package on a device: tests of on_simt*.py, in a process with the build that they need."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 
-CASES = Path(__file__).with_name("on_simt.py")
-NAMES = [
-    node.name
-    for node in ast.parse(CASES.read_text()).body
+CASES = [Path(__file__).with_name(name) for name in ("on_simt.py", "on_simt_mixtures.py")]
+TESTS = [
+    f"{cases.name}::{node.name}"
+    for cases in CASES
+    for node in ast.parse(cases.read_text()).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_on_simt(simt_python: dict[str, str], name: str) -> None:
+@pytest.mark.parametrize("test", TESTS)
+def test_on_simt(simt_python: dict[str, str], test: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{CASES}::{name}"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(CASES[0].with_name(test))],
         env=simt_python,
         capture_output=True,
         text=True,
