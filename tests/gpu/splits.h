@@ -64,10 +64,18 @@ inline Shape by_neuron(DType type) {
     return s;
 }
 
+// Eight experts, of which a row computes two.
+inline Shape mixture(DType type) {
+    Shape s;
+    s.n_expert = 8, s.n_layer = 3, s.type = type, s.n_head_kv = 2;
+    if (info(type).block == 256) s.n_embd = s.n_ff = 256, s.head_dim = 64;
+    return s;
+}
+
 // A session over a model that is split in the middle.
 struct Split {
-    explicit Split(uint64_t room = 0) {
-        tiny::write(tiny::describe(by_neuron(DType::F32)), path);
+    explicit Split(uint64_t room = 0, const Shape& shape = by_neuron(DType::F32)) {
+        tiny::write(tiny::describe(shape), path);
         params.type_k = params.type_v = uint32_t(DType::F32);
         params.n_seq = 2;
         const Range range = budgets(path, params);

@@ -14,14 +14,6 @@ namespace {
 
 constexpr uint64_t kNoLimit = uint64_t(1) << 40;
 
-// Eight experts, of which a row computes two.
-Shape mixture(DType type) {
-    Shape s;
-    s.n_expert = 8, s.n_layer = 3, s.type = type, s.n_head_kv = 2;
-    if (info(type).block == 256) s.n_embd = s.n_ff = 256, s.head_dim = 64;
-    return s;
-}
-
 std::string written(const Shape& shape, const char* name = "mixture.gguf") {
     const std::string path = folder / name;
     tiny::write(tiny::describe(shape), path);

@@ -17,11 +17,11 @@ namespace {
 // The CPU comes seconds late: the same bits late. The device fails while the CPU computes its half
 // of layer n, or the caller stops in the middle of a generated text: an error, no hang, and the
 // text so far is kept.
-void test_mishaps() {
+void test_mishaps(const Shape& shape) {
     static std::function<void()> mishap;
     static int left, late;
     left = -1;
-    Split split;
+    Split split(0, shape);
     split.params.should_stop = [](void*) {
         if (left-- == 0) mishap();
         return false;
@@ -80,8 +80,8 @@ void test_mishaps() {
 }
 
 // Call n of the run time fails, for every n: an error, no hang, nothing lost.
-void test_failing_device() {
-    Split split;
+void test_failing_device(const Shape& shape) {
+    Split split(0, shape);
     const Tokens tokens = random_tokens(4, 4);
     const Floats expected = logits(split.model, tokens, split.params);
     const ggml::Device& device = *split.model->device->device;
@@ -145,8 +145,8 @@ void test_context() {
 }
 
 // Rows of both kinds, a stop and a failing device, for the thread sanitizer.
-void test_threads() {
-    Split split;
+void test_threads(const Shape& shape) {
+    Split split(0, shape);
     split.params.n_threads = split.params.n_threads_batch = 3;
     const Tokens tokens = random_tokens(4, 4);
     static int left;
@@ -167,14 +167,17 @@ void test_threads() {
 }  // namespace
 
 int main() {
+    const Shape shapes[] = {by_neuron(DType::F32), mixture(DType::F32)};
     if (kThreadSanitizer) {
-        test_threads();
-        test_mishaps();
+        for (const Shape& shape : shapes) {
+            test_threads(shape);
+            test_mishaps(shape);
+        }
         return check::summary("test_split_mishaps");
     }
-    test_failing_device();
+    for (const Shape& shape : shapes) test_failing_device(shape);
     CHECK(shim::unloaded_launches() == 0);
-    test_mishaps();  // they launch a kernel of their own
+    for (const Shape& shape : shapes) test_mishaps(shape);  // they launch a kernel of their own
     test_context();  // last: the largest context of a process is remembered
     return check::summary("test_split_mishaps");
 }
