@@ -131,7 +131,7 @@ inline void test_route() {
     test_routers(1, 4, 1);
     test_routers(3, 4, 4);
     test_routers(40, 8, 2);
-    test_routers(14, 31, 3);
+    test_routers(14, 29, 3);
     test_routers(40, 64, 6);
     test_routers(14, 128, 8);
     test_routers(3, 160, 8);

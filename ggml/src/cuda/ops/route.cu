@@ -185,7 +185,7 @@ __global__ void route_kernel(Routing how, const float* score, DeviceChoice to) {
         if (mine) {
             float w = experts.p[j];
             if (to_one) w /= sum;
-            if (how.scale != 1) w *= how.scale;
+            w *= how.scale;
             if (how.expert_scale) w *= how.expert_scale[experts.at(j)];
             const int k = before + __popc(all & ((1u << lane) - 1));
             expert[k] = experts.at(j);
