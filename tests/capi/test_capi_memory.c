@@ -58,8 +58,17 @@ static void test_plan(const pi_model* m) {
         FAILS(PI_ERROR_ARGUMENT, pi_plan_part_at(plan, pi_plan_n_parts(plan), &part));
         FAILS(PI_ERROR_ARGUMENT, pi_plan_part_at(plan, 0, NULL));
         FAILS(PI_ERROR_ARGUMENT, pi_plan_part_at(NULL, 0, &part));
+        pi_expert_report experts = {sizeof(experts), 1, 1, 1, 1, 1};
+        OK(pi_plan_experts(plan, &experts));
+        CHECK(!experts.experts && !experts.device_room && !experts.device_has && !experts.copies);
+        FAILS(PI_ERROR_ARGUMENT, pi_plan_experts(NULL, &experts));
+        FAILS(PI_ERROR_ARGUMENT, pi_plan_experts(plan, NULL));
         CHECK(part.name == UNTOUCHED);
         pi_plan_free(plan);
+        pi_model_params moved = model;
+        moved.n_cpu_moe = -1;
+        FAILS(PI_ERROR_ARGUMENT, pi_plan_new(model_path, &moved, &session, &plan));
+        CHECK(says("n_cpu_moe"));
     }
 }
 
@@ -123,6 +132,8 @@ static void test_older_and_newer_headers(const pi_model* m) {
     GROWS(pi_work, pi_session_work(s, out))
     GROWS(pi_storage_plan, pi_plan_storage(plan, out))
     GROWS(pi_storage_report, pi_model_storage(m, out))
+    GROWS(pi_expert_report, pi_plan_experts(plan, out))
+    GROWS(pi_expert_report, pi_model_experts(m, out))
     GROWS(pi_neuron_counts, pi_session_neurons(s, 1, 1, out))
     pi_session_profile(s, true);
     OK(pi_eval(s, (const int32_t[]){1}, NULL, NULL, 1));

@@ -66,13 +66,16 @@ def bytes_with(path: Path, **options: Any) -> int:
         return sum(llm.plan()["gpu"].values())
 
 
-def budgets(path: Path) -> dict[str, float]:
+def budgets(path: Path, **options: Any) -> dict[str, float]:
     """In MiB: what a refusal says that it takes at least; room for half of the experts, with all
     that is no expert; and everything."""
     with pytest.raises(OutOfMemoryError) as refused:
-        opened(path, 0.01)
+        opened(path, 0.01, **options)
     least = float(re.search(r"would take (\d+\.\d+) MiB of VRAM", str(refused.value))[1])
-    none, everything = bytes_with(path, n_cpu_moe=EVERY_LAYER), bytes_with(path)
+    none, everything = (
+        bytes_with(path, n_cpu_moe=EVERY_LAYER, **options),
+        bytes_with(path, **options),
+    )
     # The message rounds to a tenth.
     half = (none + everything) / 2 / (1 << 20)
     return {"least": least + 0.05, "half": half, "all": everything / (1 << 20)}
@@ -120,6 +123,22 @@ def test_several_texts_at_once(path: Path) -> None:
     for budget in budgets(path).values():
         got = logits(device="simt", vram_budget=int(budget * (1 << 20)))
         assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("n_cpu_moe", [0, 1, EVERY_LAYER])
+@pytest.mark.parametrize("op_offload", [True, False])
+def test_long_prompts(path: Path, op_offload: bool, n_cpu_moe: int) -> None:
+    """Whether the experts of RAM come to the device for them or not."""
+    ids = [3 + i * i % 200 for i in range(48)]
+    options = {"n_ubatch": 32, "logits_all": True}
+    with opened(path, **options) as cpu:
+        cpu.eval(ids)
+        want = cpu.scores[:48].copy()
+    for budget in budgets(path, **options).values():
+        placed = {"op_offload": op_offload, "n_cpu_moe": n_cpu_moe}
+        with opened(path, budget, **placed, **options) as llm:
+            llm.eval(ids)
+            assert np.array_equal(llm.scores[:48], want)
 
 
 @pytest.mark.parametrize("draft", ["lookup", "model"])

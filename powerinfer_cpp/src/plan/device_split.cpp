@@ -165,12 +165,6 @@ bool has_frames(const Model& m, const FeedForward& part, int64_t first) {
     return part.blocks[0].neurons.n == 0;
 }
 
-// Has the device layers whose experts all stay with the CPU?
-bool routes_only(const Model& m, int64_t first) {
-    return std::any_of(m.ffns.begin(), m.ffns.end(),
-                       [&](const FeedForward* part) { return has_frames(m, *part, first); });
-}
-
 // Which matrices of an expert have biases: gate, up, down.
 class ExpertBiases {
  public:
@@ -192,12 +186,14 @@ class ExpertBiases {
     std::unordered_set<const void*> there_;
 };
 
-// Gives every class frames for the same share of its experts, in at most `bytes`.
-void divide(FrameShape& shape, uint64_t bytes) {
+// Gives every class frames for the same share of its experts, in at most `bytes`; those that stay
+// with the CPU get none.
+void divide(FrameShape& shape, const std::vector<bool>& stay, uint64_t bytes) {
     std::vector<int64_t> blocks(shape.card.classes.size());
     for (size_t i = 0; i < shape.card.class_of.size(); i++) {
         const int32_t c = shape.card.class_of[i];
-        if (c >= 0) blocks[size_t(c)] += shape.card.before[i + 1] - shape.card.before[i];
+        if (c >= 0 && !stay[size_t(c)])
+            blocks[size_t(c)] += shape.card.before[i + 1] - shape.card.before[i];
     }
     constexpr int64_t kSteps = 1 << 20;
     int64_t good = 0, bad = kSteps + 1;
@@ -218,9 +214,8 @@ void divide(FrameShape& shape, uint64_t bytes) {
 
 FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes,
                        const pi_model_params& params) {
-    // The first layer whose experts may move.
-    const int64_t from = std::max<int64_t>(first, params.n_cpu_moe);
     FrameShape shape;
+    std::vector<bool> stay;  // classes: of experts that stay with the CPU
     shape.visits = params.op_offload;
     shape.matrices.resize(m.ffns.size());
     shape.card.class_of.assign(m.ffns.size(), -1);
@@ -228,7 +223,7 @@ FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes,
     shape.card.before.push_back(m.n_blocks());
     std::vector<bool> suits(m.ffns.size(), true);
     for (const WeightSpec& w : m.weights) {
-        if (!w.chosen || w.block != 0 || !has_frames(m, *w.of, from)) continue;
+        if (!w.chosen || w.block != 0 || !has_frames(m, *w.of, first)) continue;
         shape.matrices[size_t(w.of->index)].push_back({w.tensor->type, w.rows, w.cols});
         if (!w.suits_device()) suits[size_t(w.of->index)] = false;
     }
@@ -248,19 +243,18 @@ FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes,
             in_ram += matrix.ram_bytes();
         }
         auto& classes = shape.card.classes;
-        const auto same = std::find_if(classes.begin(), classes.end(),
-                                       [&](const auto& c) { return c.bytes == frame; });
-        shape.card.class_of[i] = int32_t(same - classes.begin());
-        if (same == classes.end()) classes.push_back({frame, 0});
+        const bool stays = m.ffns[i]->layer < params.n_cpu_moe;
+        size_t c = 0;
+        while (c < classes.size() && (classes[c].bytes != frame || stay[c] != stays)) c++;
+        shape.card.class_of[i] = int32_t(c);
+        if (c == classes.size()) {
+            classes.push_back({frame, 0});
+            stay.push_back(stays);
+        }
         shape.staged = std::max(shape.staged, in_ram);
     }
-    if (shape.card.classes.empty()) {
-        // The table of experts that are on the device is needed where none is, too: it sends all
-        // rows to the CPU.
-        if (routes_only(m, first)) shape.staged = ggml::kDeviceGranule;
-        return shape;
-    }
-    divide(shape, bytes);
+    if (shape.card.classes.empty()) return shape;
+    divide(shape, stay, bytes);
     return shape;
 }
 
