@@ -1,6 +1,6 @@
 """Removes each barrier and each guard of the GPU kernels in turn; a test must fail every time.
 
-    python tests/gpu/mutants.py BUILD [FILE.cu ...]
+    python tests/gpu/mutants.py BUILD [FILE ...]
 
 BUILD is a CMake folder in which libggml.a has been built. The shim runs the kernels on the CPU,
 with the address sanitizer. Prints a line per mutant; exit status 1 if one survived.
@@ -26,30 +26,40 @@ FLAGS += ["-fsanitize=address"]
 FOLDERS = ("ggml/include", "ggml/src", "tests/device", "tests/device/simt", "tests")
 FLAGS += [f"-I{ROOT / folder}" for folder in FOLDERS]
 
-# Headers whose barriers and guards are removed, too, by the kernels that tests find them in.
-HEADERS = {"exchange.h": "merge_experts.cu"}
-
 BARRIER = re.compile(r"\b__sync(?:threads|warp)\(\);")
 GUARD = re.compile(r">=|<|!=|!inside")  # in the condition of an if
 # Mutants that compute the same: what a guard saves is time.
 EQUIVALENT = {
     "attention.cu": ["if (from >= to) return;", "if (thread < kWarp) {"],
-    "ffn.cu": ["if (value != 0) {"],
+    "ffn.cu": ["if (first >= list.n) return;"],
     "ffn_rows.cu": ["if (!any) continue;"],
+    "matmul.cu": ["if (share.rows.n <= 0 || first >= p.w.rows) return;"],
     "norm.cu": ["if (thread < kWarp) {"],
     # What collectives of the warp lie between orders no memory, but the shim does not see that.
     "route.cu": ["__syncwarp();  // what was shared before has been read"],
-    "tiles.cu": ["if (next < chunks) tile.fetch(next);"],  # past the end are zeros
+    "tiles.cu": ["if (share.rows.n <= 0 || first >= p.w.rows) return;"],
+    "products.h": [
+        "if (warp + u * kRowWarps < n_rows) use(k, u);",  # else it is the last row again
+        "if (first + kColumns < x.cols) fetch(x.cols - first - kColumns);",  # of no columns
+    ],
+}
+# Headers with what kernels are made of, and where their mutants are compiled and tested.
+HEADERS = {
+    "exchange.h": ("merge.cu", "merge_experts.cu"),
+    "products.h": ("matmul.cu", "tiles.cu"),
+}
+GROUPS = {  # else the file's own
+    "exchange.h": ("merge", "merge_experts"),
+    "products.h": ("matmul", "matmul_experts"),
 }
 
 
 @dataclass(frozen=True)
 class Mutant:
-    file: Path  # the .cu file
-    name: str  # the changed file
+    file: Path
     line: int  # from 1
     was: str
-    text: str  # of the whole .cu file
+    text: str  # of the whole file
 
 
 def guard(code: str) -> tuple[int, str] | None:
@@ -66,9 +76,11 @@ def guard(code: str) -> tuple[int, str] | None:
     return (begin, what) if what and GUARD.search(code[begin:end]) else None
 
 
-def changes(file: Path) -> Iterator[tuple[int, str, str]]:
-    """The places of a file with a barrier or a guard, and its text without it."""
+def mutants(file: Path) -> Iterator[Mutant]:
+    """The versions of a file in which one barrier or guard is missing."""
     lines = file.read_text().splitlines()
+    if file.name not in HEADERS and not any("__global__" in line for line in lines):
+        return  # all of it runs on the CPU
     in_kernel = False
     for i, line in enumerate(lines):
         if line.startswith(("__global__", "__device__", "struct ", "class ")):
@@ -76,7 +88,7 @@ def changes(file: Path) -> Iterator[tuple[int, str, str]]:
         elif line.startswith(("}  // namespace", "template", "void ")):  # what follows says more
             in_kernel = False
         code = line.split("//")[0].rstrip()
-        if not in_kernel or {code.strip(), line.strip()} & {*EQUIVALENT.get(file.name, [])}:
+        if not in_kernel or any(code.strip() == same for same in EQUIVALENT.get(file.name, [])):
             continue
         if BARRIER.search(code):
             changed = BARRIER.sub(";", code)
@@ -86,27 +98,14 @@ def changes(file: Path) -> Iterator[tuple[int, str, str]]:
             changed = code[:begin] + (";" if gone else f"if (true) {what}")
         else:
             continue
-        yield i + 1, code.strip(), "\n".join([*lines[:i], changed, *lines[i + 1 :]])
+        yield Mutant(file, i + 1, code.strip(), "\n".join([*lines[:i], changed, *lines[i + 1 :]]))
 
 
-def mutants(file: Path) -> Iterator[Mutant]:
-    """The versions of a .cu file in which one barrier or guard is missing, there or in a header of
-    HEADERS."""
-    text = file.read_text()
-    if "__global__" not in text:
-        return  # all of it runs on the CPU
-    for line, was, changed in changes(file):
-        yield Mutant(file, file.name, line, was, changed)
-    for header in [h for h, tested in HEADERS.items() if tested == file.name]:
-        for line, was, changed in changes(file.parent / header):
-            changed = changed.replace("#pragma once", "")
-            include = f'#include "cuda/ops/{header}"'
-            yield Mutant(file, header, line, was, text.replace(include, changed))
-
-
-def compiled(source: str | Path, out: Path) -> None:
+def compiled(source: str | Path, out: Path, before: Path | None = None) -> None:
+    """before: a folder whose headers are taken instead of those of the same path."""
+    first = [f"-I{before}"] if before else []
     subprocess.run(
-        ["g++", *FLAGS, "-x", "c++", "-c", str(source), "-o", str(out)],
+        ["g++", *first, *FLAGS, "-x", "c++", "-c", str(source), "-o", str(out)],
         check=True,
         capture_output=True,
         text=True,
@@ -118,36 +117,44 @@ def core(build: Path, folder: Path) -> Path:
     return Path(shutil.copy(build / "libggml.a", folder))
 
 
-def passes(test: str, mutant: Mutant, objects: dict[str, Path], library: Path) -> bool:
-    """Links one test program with a mutant's object beside its source, and runs it."""
-    folder = library.parent
-    name = f"{mutant.name}-{mutant.line}"
-    left_out = {mutant.file.name, *TESTS} - {test}
-    others = [str(path) for key, path in objects.items() if key not in left_out]
-    program = folder / f"{name}-{test}"
+def passes(test: str, mutant: Mutant, objects: dict[str, Path], own: dict[str, Path]) -> bool:
+    """Links one test program with a mutant's objects instead of their sources', and runs it."""
+    library = objects["libggml.a"]
+    left_out = {"libggml.a", *own, *TESTS} - {test}
+    linked = [*own.values(), *(path for key, path in objects.items() if key not in left_out)]
+    program = library.parent / f"{mutant.file.stem}-{mutant.line}-{test}"
     subprocess.run(
-        ["g++", "-fsanitize=address", f"{folder / name}.o", *others, str(library)]
+        ["g++", "-fsanitize=address", *map(str, linked), str(library)]
         + ["-lpthread", "-o", str(program)],
         check=True,
     )
-    only = ["only", mutant.file.stem] if test == "test_device_ops.cpp" else []
-    command = [str(program), *only]
+    groups = GROUPS.get(mutant.file.name, (mutant.file.stem,))
+    runs = [["only", group] for group in groups] if test == "test_device_ops.cpp" else [[]]
     try:
-        return subprocess.run(command, capture_output=True, timeout=100).returncode == 0
+        return all(
+            subprocess.run([str(program), *run], capture_output=True, timeout=100).returncode == 0
+            for run in runs
+        )
     except subprocess.TimeoutExpired:
         return False
     finally:
         program.unlink()
 
 
-def survives(mutant: Mutant, objects: dict[str, Path], library: Path) -> bool:
+def survives(mutant: Mutant, objects: dict[str, Path]) -> bool:
     """Compiles a mutant and runs the tests of its file."""
-    name = f"{mutant.name}-{mutant.line}"
-    source = library.parent / f"{name}.cu"
-    source.write_text(mutant.text)
-    compiled(source, library.parent / f"{name}.o")
+    folder = objects["libggml.a"].parent / f"{mutant.file.stem}-{mutant.line}"
+    changed = folder / mutant.file.relative_to(ROOT / "ggml/src")
+    changed.parent.mkdir(parents=True)
+    changed.write_text(mutant.text)
+    sources = [changed]
+    if mutant.file.name in HEADERS:
+        sources = [mutant.file.with_name(name) for name in HEADERS[mutant.file.name]]
+    own = {source.name: folder / f"{source.name}.o" for source in sources}
+    for source in sources:
+        compiled(source, own[source.name], folder)
     tests = TESTS if mutant.file.name == "merge.cu" else TESTS[1:]
-    return all(passes(test, mutant, objects, library) for test in tests)
+    return all(passes(test, mutant, objects, own) for test in tests)
 
 
 def main() -> int:
@@ -156,21 +163,22 @@ def main() -> int:
         return 2
     build = Path(sys.argv[1])
     kernels = sorted(KERNELS.rglob("*.cu"))
-    chosen = [k for k in kernels if k.name in sys.argv[2:]] if sys.argv[2:] else kernels
+    changed = kernels + [path for path in sorted(KERNELS.rglob("*.h")) if path.name in HEADERS]
+    chosen = [k for k in changed if k.name in sys.argv[2:]] if sys.argv[2:] else changed
     all_mutants = [m for file in chosen for m in mutants(file)]
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
         folder = Path(name)
         sources = [*kernels, *SHIM.glob("*.cpp")]
         sources += [ROOT / "tests/gpu" / test for test in TESTS]
-        library = core(build, folder)
         objects = {s.name: folder / f"{s.name}.o" for s in sources}
         list(pool.map(compiled, sources, objects.values()))
-        alive = pool.map(lambda m: survives(m, objects, library), all_mutants)
+        objects["libggml.a"] = core(build, folder)
+        alive = pool.map(lambda m: survives(m, objects), all_mutants)
         survivors = 0
         for mutant, lives in zip(all_mutants, alive, strict=True):
             survivors += lives
             said = "SURVIVES" if lives else "seen"
-            print(f"{said}  {mutant.name}:{mutant.line}: {mutant.was}", flush=True)
+            print(f"{said}  {mutant.file.name}:{mutant.line}: {mutant.was}", flush=True)
     print(f"{len(all_mutants)} mutants, {survivors} survive")
     return 1 if survivors or not all_mutants else 0
 

@@ -39,11 +39,14 @@ void launch_rows(DeviceStream* stream, const DeviceInput& x, const SameInput& pr
     int rows = 0;
     for (int i = 0; i < n; i++) rows = products.p[i].w.rows > rows ? products.p[i].w.rows : rows;
     const unsigned calls = mixture.frame ? unsigned(pairs) : blocks_for(x.rows, most);
-    // Fewer rows of weights in a block where there would be too few blocks for a card.
-    // Of floats, a block has more bytes on their way.
+    // Fewer rows of weights in a block where there would be too few blocks for a card, and a warp
+    // has no more. Of floats, a block has more bytes on their way.
     constexpr int all = Products<type, most>::kRows;
-    constexpr bool can_halve = all > 8 && !is_float_type(type);
-    const int planned = can_halve && int64_t(rows) * calls * n < kBlocks * all ? all / 2 : all;
+    int planned = all;
+    if constexpr (all > 8 && !is_float_type(type)) {
+        const bool few = int64_t(rows) * calls * n < kBlocks * all;
+        if (few && QuantProducts<type, most>::lanes_of(x.cols / kQ) > 8) planned = all / 2;
+    }
     const dim3 grid(blocks_for(rows, planned), calls, unsigned(n));
     launch<matmul_kernel<type, most>>(stream, grid, kRowThreads, x, products, mixture, planned,
                                       float_lanes());

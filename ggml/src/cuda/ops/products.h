@@ -120,6 +120,11 @@ class QuantProducts {
         float sum[kRows * most];
     };
 
+    // Lanes side by side along a row; the others of a warp are on the rows below.
+    GGML_BOTH static constexpr int lanes_of(int groups) {
+        return groups % 32 == 0 ? 32 : groups % 16 == 0 ? 16 : 8;
+    }
+
     // shared.sum[most * r + t] = row_at(r) . row x0 + t of x, for r < n_rows and t < n. All threads
     // of the block come here. n_rows is at most `planned`, a power of two.
     template <typename RowAt>
@@ -127,8 +132,7 @@ class QuantProducts {
                                     const DeviceInput& x, int64_t x0, int n, int, Shared& shared) {
         const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
         const int groups = x.cols / kQ;
-        // Lanes side by side along a row; the others of a warp are on the rows below.
-        const int wide = groups % 32 == 0 ? 32 : groups % 16 == 0 ? 16 : 8, down = kWarp / wide;
+        const int wide = lanes_of(groups), down = kWarp / wide;
         const int batches = planned > down * kAtOnce ? planned / (down * kAtOnce) : 1;
         const PlaneOffsets at(plane_bytes(type), x.cols);
         const uint8_t* row[kAtOnce];

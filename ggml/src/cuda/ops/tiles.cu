@@ -227,12 +227,8 @@ class FloatTile {
             load8<type>(share_.w + row * p_.w.stride, kColumns / 8 * chunk + int(threadIdx.x) % 4,
                         eight_);
         }
-        four_ = {};
-        if (int(threadIdx.x) / 8 < share_.rows.n) {
-            four_ = *reinterpret_cast<const float4*>(x_.x +
-                                                     share_.rows.x(int(threadIdx.x) / 8) * x_.cols +
-                                                     kColumns * chunk + int(threadIdx.x) % 8 * 4);
-        }
+        four_ = *reinterpret_cast<const float4*>(x_.x + x_row_ * x_.cols + kColumns * chunk +
+                                                 int(threadIdx.x) % 8 * 4);
     }
     __device__ void store(int) {
         float4* w =
