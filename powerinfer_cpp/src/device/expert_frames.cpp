@@ -27,6 +27,11 @@ uint64_t FrameShape::Matrix::ram_bytes() const {
     return uint64_t(ggml::Matrix{type, layout, rows, cols, nullptr}.bytes());
 }
 
+uint64_t FrameShape::Matrix::landing_bytes() const {
+    constexpr uint64_t kAligned = 16;  // what a lane reads at once
+    return ggml::size_rounded_up(ram_bytes(), kAligned);
+}
+
 int64_t FrameShape::experts() const {
     int64_t n = 0;
     for (size_t i = 0; i < card.class_of.size(); i++) {
@@ -76,11 +81,9 @@ uint64_t FrameShape::shared_bytes(bool changes) const {
                     changes ? size_product(kStagedExperts, staged) : 0);
 }
 
-ExpertFrames::ExpertFrames(ggml::Device& device, const FrameShape& shape,
-                           const std::vector<const FeedForward*>& ffns, bool changes)
+ExpertFrames::ExpertFrames(ggml::Device& device, const FrameShape& shape, bool changes)
     : device_(device),
       shape_(shape),
-      ffns_(ffns),
       memory_(device, shape.frames_bytes(), "experts"),
       there_(device, uint64_t(shape.card.n_blocks()), "the table of experts"),
       sent_(device, uint64_t(shape.card.n_blocks()), "the table of experts"),
@@ -114,39 +117,39 @@ ExpertFrames::ExpertFrames(ggml::Device& device, const FrameShape& shape,
     device_.wait(copies_.get());
 }
 
-bool ExpertFrames::any(const FeedForward& part) const {
+bool ExpertFrames::any(int64_t part) const {
     const int32_t c = class_of(part);
     return c >= 0 && shape_.card.classes[size_t(c)].frames > 0;
 }
 
-bool ExpertFrames::all(const FeedForward& part) const {
-    for (int64_t e = 0; e < part.n_blocks(); e++) {
-        if (!here(part.number(e))) return false;
+bool ExpertFrames::all(int64_t part) const {
+    for (int64_t e = 0; e < n_blocks(part); e++) {
+        if (!here(first_block(part) + int32_t(e))) return false;
     }
     return true;
 }
 
-ggml::DeviceFrames ExpertFrames::frames(const FeedForward& part) const {
+ggml::DeviceFrames ExpertFrames::frames(int64_t part) const {
     const int32_t c = class_of(part);
     const uint64_t stride = c < 0 ? 0 : shape_.card.classes[size_t(c)].bytes;
-    return {there_.get() + part.first_block, int64_t(stride)};
+    return {there_.get() + first_block(part), int64_t(stride)};
 }
 
-uint8_t* ExpertFrames::frame_at(const FeedForward& part, int32_t frame) const {
+uint8_t* ExpertFrames::frame_at(int64_t part, int32_t frame) const {
     const auto c = size_t(class_of(part));
     return memory_.get() + begins_[c] + uint64_t(frame) * shape_.card.classes[c].bytes;
 }
 
-ggml::DeviceRows ExpertFrames::rows(const FeedForward& part, size_t which, uint8_t* frame) const {
-    const FrameShape::Matrix& m = shape_.matrices[size_t(part.index)][which];
+ggml::DeviceRows ExpertFrames::rows(int64_t part, size_t which, uint8_t* frame) const {
+    const FrameShape::Matrix& m = shape_.matrices[size_t(part)][which];
     const int64_t stride = ggml::device_row_bytes(m.type, m.cols);
     return {m.type, frame + m.offset, stride, int(m.rows), int(m.cols)};
 }
 
-ggml::DeviceProduct ExpertFrames::product(const FeedForward& part, size_t which, float* y,
+ggml::DeviceProduct ExpertFrames::product(int64_t part, size_t which, float* y,
                                           bool visitors) const {
     uint8_t* const frame = visitors ? visitors_.get() : frame_at(part, 0);
-    const size_t n = shape_.matrices[size_t(part.index)].size() / 2;
+    const size_t n = shape_.matrices[size_t(part)].size() / 2;
     const ggml::DeviceRows bias = rows(part, n + which, frame);
     const auto* const values = reinterpret_cast<const float*>(bias.data);
     return {rows(part, which, frame), y, bias.rows ? values : nullptr};
@@ -158,16 +161,16 @@ int64_t ExpertFrames::n_here() const {
     return n;
 }
 
-int64_t ExpertFrames::n_here(const FeedForward& part) const {
+int64_t ExpertFrames::n_here(int64_t part) const {
     int64_t n = 0;
-    for (int64_t e = 0; e < part.n_blocks(); e++) n += has(part.number(e));
+    for (int64_t e = 0; e < n_blocks(part); e++) n += has(first_block(part) + int32_t(e));
     return n;
 }
 
-const FeedForward* ExpertFrames::part_of(int32_t block) const {
+int64_t ExpertFrames::part_of(int32_t block) const {
     const auto& before = shape_.card.before;
     const auto next = std::upper_bound(before.begin(), before.end(), int64_t(block));
-    return ffns_[size_t(next - before.begin()) - 1];
+    return next - before.begin() - 1;
 }
 
 void ExpertFrames::publish_table(ggml::DeviceStream* stream) {
@@ -206,34 +209,32 @@ void ExpertFrames::begin(ggml::DeviceStream* stream, int64_t n, bool generated) 
     if (changed) publish_table(stream);
 }
 
-void ExpertFrames::used(const FeedForward& part, const int32_t* experts, int64_t pairs) {
+void ExpertFrames::used(int64_t part, const int32_t* experts, int64_t pairs) {
     blocks_.resize(size_t(pairs));
-    for (int64_t i = 0; i < pairs; i++) blocks_[size_t(i)] = part.number(experts[i]);
+    for (int64_t i = 0; i < pairs; i++) blocks_[size_t(i)] = first_block(part) + experts[i];
     experts_.used(blocks_.data(), pairs);
 }
 
 uint64_t ExpertFrames::send(int32_t block, uint8_t* frame, int slot, const Bring& bring) {
-    const FeedForward& part = *part_of(block);
-    const Ffn& f = part.blocks[size_t(block - part.first_block)];
-    uint8_t* staged = changes_ ? staging_.get() + uint64_t(slot) * shape_.staged : nullptr;
-    uint64_t sent = 0;
+    const int64_t part = part_of(block);
+    const std::vector<FrameShape::Matrix>& all = shape_.matrices[size_t(part)];
+    uint8_t* const staged = changes_ ? staging_.get() + uint64_t(slot) * shape_.staged : nullptr;
+    uint64_t at = 0, sent = 0;
     size_t which = 0;
     const auto copy = [&](const void* from, uint64_t bytes) {
-        if (staged) from = std::memcpy(staged + sent, from, bytes);
-        uint8_t* const to = landing_.get() + sent;
+        if (staged) from = std::memcpy(staged + at, from, bytes);
+        uint8_t* const to = landing_.get() + at;
         device_.copy_in(copies_.get(), to, from, bytes);
-        device_.ops().unfold(copies_.get(), to, rows(part, which++, frame));
+        device_.ops().unfold(copies_.get(), to, rows(part, which, frame));
+        at += all[which++].landing_bytes();
         sent += bytes;
     };
-    const auto take = [&](const ggml::Matrix& gate, const ggml::Matrix& up,
-                          const ggml::Matrix& down) {
-        for (const ggml::Matrix* m : {&gate, &up, &down}) {
+    const auto take = [&](const ExpertWeights& w) {
+        for (const ggml::Matrix* m : {&w.gate, &w.up, &w.down}) {
             if (*m) copy(m->data, uint64_t(m->bytes()));
         }
-        const std::vector<FrameShape::Matrix>& all = shape_.matrices[size_t(part.index)];
-        const float* const biases[] = {f.gate_bias, f.up_bias, f.down_bias};
-        const size_t n = which;
-        for (size_t k = 3 - n; k < 3; k++) {
+        const float* const biases[] = {w.gate_bias, w.up_bias, w.down_bias};
+        for (size_t k = 3 - which; k < 3; k++) {
             if (all[which].rows) {
                 copy(biases[k], all[which].ram_bytes());
             } else {
@@ -251,7 +252,7 @@ uint64_t ExpertFrames::move(const std::function<bool(int32_t)>& ready, const Bri
     uint64_t bytes = 0;
     for (const CardExperts::Move& move : moves_) {
         const auto slot = int(on_the_way_.size());
-        uint8_t* const to = frame_at(*part_of(move.block), move.frame);
+        uint8_t* const to = frame_at(part_of(move.block), move.frame);
         const uint64_t sent = send(move.block, to, slot, bring);
         if (sent == 0) {
             experts_.dropped(move.block);
@@ -265,11 +266,11 @@ uint64_t ExpertFrames::move(const std::function<bool(int32_t)>& ready, const Bri
     return bytes;
 }
 
-uint64_t ExpertFrames::visit(ggml::DeviceStream* stream, const FeedForward& part,
+uint64_t ExpertFrames::visit(ggml::DeviceStream* stream, int64_t part,
                              const std::vector<int32_t>& blocks, const Bring& bring,
                              const Use& use) {
     const uint64_t frame = shape_.card.classes[size_t(class_of(part))].bytes;
-    const int64_t n = part.n_blocks();
+    const int64_t n = n_blocks(part);
     int32_t* turn = turns_.get();
     uint64_t bytes = 0;
     for (size_t i = 0, half = 0; i < blocks.size(); i += kVisitors, half = 1 - half, turn += n) {
@@ -277,7 +278,7 @@ uint64_t ExpertFrames::visit(ggml::DeviceStream* stream, const FeedForward& part
         if (i >= 2 * kVisitors) device_.wait(copies_.get(), used_[half].get());
         for (size_t k = i; k < std::min(blocks.size(), i + kVisitors); k++) {
             const auto at = int32_t(half * kVisitors + (k - i));
-            turn[blocks[k] - part.first_block] = at;
+            turn[blocks[k] - first_block(part)] = at;
             bytes += send(blocks[k], visitors_.get() + uint64_t(at) * frame, 0, bring);
         }
         device_.record(came_[half].get(), copies_.get());
@@ -294,7 +295,7 @@ void ExpertFrames::fill(const std::vector<float>& rate, const Bring& bring) {
     for (int64_t block = 0, slot = 0; block < shape_.card.n_blocks(); block++) {
         const int32_t frame = experts_.frame(int32_t(block));
         if (frame < 0) continue;
-        uint8_t* const to = frame_at(*part_of(int32_t(block)), frame);
+        uint8_t* const to = frame_at(part_of(int32_t(block)), frame);
         if (send(int32_t(block), to, int(slot), bring) == 0) {
             experts_.dropped(int32_t(block));
             continue;

@@ -16,7 +16,6 @@
 #include "ggml/device_ops.h"
 #include "ggml/file_io.h"
 #include "ggml/tensor.h"
-#include "model/layer.h"
 #include "storage/cache/card_experts.h"
 
 namespace powerinfer {
@@ -28,7 +27,8 @@ struct FrameShape {
         int64_t rows, cols;
         uint64_t offset = 0;  // in a frame
 
-        uint64_t ram_bytes() const;  // as strips, or rows of floats
+        uint64_t ram_bytes() const;      // as strips, or rows of floats
+        uint64_t landing_bytes() const;  // what these take where they land
     };
     CardShape card;
     // [parts]: gate, if there is one, up and down; and then a row of biases for each of them, of no
@@ -49,22 +49,28 @@ struct FrameShape {
 constexpr int kStagedExperts = 4;
 constexpr int kVisitors = 2;  // experts that come together, while as many others are computed
 
+// An expert in RAM: matrices, as strips or rows of floats, and biases; or none of them.
+struct ExpertWeights {
+    ggml::Matrix gate, up, down;
+    const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
+};
+
+// Parts are feed-forward parts of the model by their index, and blocks are their experts, numbered
+// through.
 class ExpertFrames {
  public:
-    // ffns: the feed-forward parts of the model, by their index. changes: RAM may lose an expert
+    // changes: RAM may lose an expert
     // while it is copied, since it is a cache of the disk: so kStagedExperts at most are on their
     // way, in copies. Throws Error(memory | device).
-    ExpertFrames(ggml::Device& device, const FrameShape& shape,
-                 const std::vector<const FeedForward*>& ffns, bool changes);
+    ExpertFrames(ggml::Device& device, const FrameShape& shape, bool changes);
 
     // Has the device a frame for an expert of this part, or for each of them for ever?
-    bool any(const FeedForward& part) const;
-    bool all(const FeedForward& part) const;
-    ggml::DeviceFrames frames(const FeedForward& part) const;
+    bool any(int64_t part) const;
+    bool all(int64_t part) const;
+    ggml::DeviceFrames frames(int64_t part) const;
     // A product of the expert in frame 0: 0 for the gate or, without one, for up; and so on.
     // visitors: of those that visit().
-    ggml::DeviceProduct product(const FeedForward& part, size_t which, float* y,
-                                bool visitors = false) const;
+    ggml::DeviceProduct product(int64_t part, size_t which, float* y, bool visitors = false) const;
     // Is this block there for the rows that are being computed?
     bool here(int32_t block) const { return table_[size_t(block)] >= 0; }
     // These may be asked at any time, also while rows are computed.
@@ -72,21 +78,20 @@ class ExpertFrames {
         return __atomic_load_n(&table_[size_t(block)], __ATOMIC_RELAXED) >= 0;
     }
     int64_t n_here() const;
-    int64_t n_here(const FeedForward& part) const;
+    int64_t n_here(int64_t part) const;
     // Experts that have been copied since fill(), and their bytes.
     uint64_t copies() const { return copies_made_; }
     uint64_t copied_bytes() const { return copied_bytes_; }
-    const FeedForward* part_of(int32_t block) const;
+    int64_t part_of(int32_t block) const;
 
     // Before n rows of a pass, which are generated or of a prompt: what has arrived is there.
     void begin(ggml::DeviceStream* stream, int64_t n, bool generated);
     // The experts that these pairs of rows and experts have chosen; in any order.
-    void used(const FeedForward& part, const int32_t* experts, int64_t pairs);
+    void used(int64_t part, const int32_t* experts, int64_t pairs);
     // After the rows: sends experts that pay, of those that are ready (null: all) in RAM.
-    // bring(block, take) calls take(gate, up, down) with the matrices of a block as RAM has them,
-    // if it has them, and says whether it has. Returns the bytes that cross.
-    using Take = std::function<void(const ggml::Matrix& gate, const ggml::Matrix& up,
-                                    const ggml::Matrix& down)>;
+    // bring(block, take) calls take(weights) with those of a block, if RAM has them, and says
+    // whether it has. Returns the bytes that cross.
+    using Take = std::function<void(const ExpertWeights&)>;
     using Bring = std::function<bool(int32_t block, const Take& take)>;
     uint64_t move(const std::function<bool(int32_t)>& ready, const Bring& bring);
     // For rows of a prompt, the experts `blocks` come to the device one after the other, if RAM has
@@ -94,8 +99,8 @@ class ExpertFrames {
     // bytes that cross. The pass before must have ended on the device.
     bool can_visit() const { return shape_.visits && !changes_; }
     using Use = std::function<void(const ggml::DeviceFrames&)>;
-    uint64_t visit(ggml::DeviceStream* stream, const FeedForward& part,
-                   const std::vector<int32_t>& blocks, const Bring& bring, const Use& use);
+    uint64_t visit(ggml::DeviceStream* stream, int64_t part, const std::vector<int32_t>& blocks,
+                   const Bring& bring, const Use& use);
     // Frames for merging when each expert is here or has been.
     ggml::DeviceFrames everywhere() const { return {everywhere_.get(), 0}; }
     // Before any row: fills the frames with the experts that are expected to be used most; rate:
@@ -105,20 +110,21 @@ class ExpertFrames {
     const CardExperts& policy() const { return experts_; }
 
  private:
-    uint8_t* frame_at(const FeedForward& part, int32_t frame) const;
-    ggml::DeviceRows rows(const FeedForward& part, size_t which, uint8_t* frame) const;
+    uint8_t* frame_at(int64_t part, int32_t frame) const;
+    ggml::DeviceRows rows(int64_t part, size_t which, uint8_t* frame) const;
     uint64_t send(int32_t block, uint8_t* frame, int slot, const Bring& bring);
     void publish_table(ggml::DeviceStream* stream);
     void enter(int32_t block, int32_t frame) {
         __atomic_store_n(&table_[size_t(block)], frame, __ATOMIC_RELAXED);
     }
-    int32_t class_of(const FeedForward& part) const {
-        return shape_.card.class_of[size_t(part.index)];
+    int32_t first_block(int64_t part) const { return int32_t(shape_.card.before[size_t(part)]); }
+    int64_t n_blocks(int64_t part) const {
+        return shape_.card.before[size_t(part) + 1] - first_block(part);
     }
+    int32_t class_of(int64_t part) const { return shape_.card.class_of[size_t(part)]; }
 
     ggml::Device& device_;
     const FrameShape shape_;
-    const std::vector<const FeedForward*> ffns_;
     ggml::DeviceArray<uint8_t> memory_;   // the frames of all classes
     std::vector<uint64_t> begins_;        // of each class in it
     ggml::DeviceArray<int32_t> there_;    // [blocks]: the table

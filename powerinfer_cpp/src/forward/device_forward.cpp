@@ -431,7 +431,7 @@ void DeviceForward::compute_experts(const Pass& p, int64_t i, const Kind& kind) 
     const int64_t pairs = kind.rows * part.n_used;
     int64_t here = 0;
     for (int64_t k = 0; k < pairs; k++) here += experts.here(part.number(e.ids[k]));
-    experts.used(part, e.ids, pairs);
+    experts.used(part.index, e.ids, pairs);
     count_experts(p, part, here);
     p.counts.transferred += uint64_t(pairs) * sizeof(int32_t);
     if (here == pairs) return;  // the device does not wait
@@ -451,10 +451,10 @@ void DeviceForward::compute_experts(const Pass& p, int64_t i, const Kind& kind) 
 void DeviceForward::move_experts(const Pass& p) {
     const auto ready = [&](int32_t block) { return p.source.ready(block); };
     const auto bring = [&](int32_t block, const ExpertFrames::Take& take) {
-        const FeedForward& part = *on_.experts->part_of(block);
+        const FeedForward& part = *model_.ffns[size_t(on_.experts->part_of(block))];
         const Ffn& f = part.blocks[size_t(block - part.first_block)];
         const NeuronSource::Matrices w = p.source.matrices(p.context, block, f, 0);
-        take(w.gate, w.up, w.down);
+        take({w.gate, w.up, w.down, f.gate_bias, f.up_bias, f.down_bias});
         return true;
     };
     p.counts.transferred += p.source.pages_experts() ? on_.experts->move(ready, bring)

@@ -265,7 +265,7 @@ bool DeviceForward::masks(int64_t i, const Kind& kind) const {
 }
 
 bool DeviceForward::cpu_has_part(int64_t i, const Kind& kind) const {
-    if (ffn(i).routed()) return !on_.experts->all(ffn(i));
+    if (ffn(i).routed()) return !on_.experts->all(ffn(i).index);
     return on_.split.splits(i) && !kind.uploads_cold;
 }
 
@@ -395,11 +395,11 @@ void DeviceForward::launch_experts(const Pass& p, int64_t i, const FeedForward& 
                                    LaunchMode mode, const F& meanwhile) {
     DeviceScratch& s = scratch_;
     const ExpertFrames& experts = *on_.experts;
-    const ggml::DeviceFrames frames = experts.frames(part);
+    const ggml::DeviceFrames frames = experts.frames(part.index);
     const DeviceExchange& exchange = exchange_[size_t(i - first_)];
     const bool meets = cpu_has_part(i, kind);
     if (meets) ops_.publish_experts(stream_.get(), x, s.choice, frames, exchange);
-    if (experts.any(part)) launch_frames(part, x, frames, false);
+    if (experts.any(part.index)) launch_frames(part, x, frames, false);
     meanwhile();
     ggml::DeviceFrames merged = frames;
     if (meets && kind.visits) {
@@ -419,9 +419,9 @@ void DeviceForward::launch_frames(const FeedForward& part, const DeviceInput& x,
     DeviceInput fired = s.expert_fired;
     fired.rows = s.choice.pairs();
     fired.cols = int(part.n_ff);
-    const DeviceProduct down = experts.product(part, gated ? 2 : 1, s.expert_out, visitors);
-    DeviceProduct first[2] = {experts.product(part, 0, fired.x, visitors)};
-    if (gated) first[1] = experts.product(part, 1, s.expert_up, visitors);
+    const DeviceProduct down = experts.product(part.index, gated ? 2 : 1, s.expert_out, visitors);
+    DeviceProduct first[2] = {experts.product(part.index, 0, fired.x, visitors)};
+    if (gated) first[1] = experts.product(part.index, 1, s.expert_up, visitors);
     ops_.matmul_experts(stream_.get(), x, s.choice, frames, first, gated ? 2 : 1);
     // Pairs whose experts are elsewhere have any values here; nobody reads them.
     ops_.activation(stream_.get(), part.activation, fired, gated ? s.expert_up : nullptr);
@@ -451,16 +451,16 @@ bool DeviceForward::visit_experts(const Pass& p, int64_t i, const FeedForward& p
         compute_cpu_part(p, i, kind);
         return false;
     }
-    on_.experts->used(part, e.ids, pairs);
+    on_.experts->used(part.index, e.ids, pairs);
     count_experts(p, part, pairs);
     const auto bring = [&](int32_t block, const ExpertFrames::Take& take) {
         p.check_stop();
         const Ffn& f = part.blocks[size_t(block - part.first_block)];
-        take(f.gate, f.up, f.down);
+        take({f.gate, f.up, f.down, f.gate_bias, f.up_bias, f.down_bias});
         return true;
     };
     p.counts.transferred += on_.experts->visit(
-        stream_.get(), part, missing, bring,
+        stream_.get(), part.index, missing, bring,
         [&](const ggml::DeviceFrames& frames) { launch_frames(part, x, frames, true); });
     return true;
 }

@@ -41,7 +41,7 @@ void allocate_device(Model& m) {
         on.prompt_upload = std::make_unique<PromptUpload>(*on.device, on.split.piece);
     if (on.frames.staged) {
         const bool changes = m.storage && m.storage->experts;
-        on.experts = std::make_unique<ExpertFrames>(*on.device, on.frames, m.ffns, changes);
+        on.experts = std::make_unique<ExpertFrames>(*on.device, on.frames, changes);
     }
 }
 
@@ -84,10 +84,10 @@ void load_device_tables(Model& m) {
         m.pinned = ggml::PinnedMemory(*on.device, m.packed.data(), m.packed.size());
     }
     on.experts->fill({}, [&](int32_t block, const ExpertFrames::Take& take) {
-        const FeedForward& part = *on.experts->part_of(block);
+        const FeedForward& part = *m.ffns[size_t(on.experts->part_of(block))];
         const Ffn& f = part.blocks[size_t(block - part.first_block)];
         if (f.up.data == kElsewhere) return false;  // on the disk
-        take(f.gate, f.up, f.down);
+        take({f.gate, f.up, f.down, f.gate_bias, f.up_bias, f.down_bias});
         return true;
     });
 }

@@ -116,8 +116,7 @@ void open_device(Model& model, const pi_model_params& params) {
     const pi_session_params session = kept_session(model, params);
     model.device->split = split_with_device(model, params, session);
     const DeviceSplit& split = model.device->split;
-    model.device->frames =
-        frame_shape(model, split.first_layer, split.expert_bytes, params);
+    model.device->frames = frame_shape(model, split.first_layer, split.expert_bytes, params);
     if (model.device_layers() > 0) return;
     const std::string why = keeps_to_cpu(model, model.config.n_layer - 1);
     const std::string said = model.file.gguf.path() + ": no layer is on " + params.device + ": " +
@@ -408,7 +407,8 @@ int64_t Model::device_neurons(int64_t layer) const {
     const std::vector<int32_t>& slot = device->split.slot[size_t(layer)];
     const FeedForward* const part = ffn_of(layer);
     if (!part) return 0;
-    if (part->routed()) return device->experts ? device->experts->n_here(*part) * part->n_ff : 0;
+    if (part->routed())
+        return device->experts ? device->experts->n_here(part->index) * part->n_ff : 0;
     if (slot.empty()) return part->n_ff;
     return std::count_if(slot.begin(), slot.end(), [](int32_t at) { return at >= 0; });
 }

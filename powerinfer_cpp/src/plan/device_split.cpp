@@ -240,7 +240,7 @@ FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes,
         for (FrameShape::Matrix& matrix : matrices) {
             matrix.offset = frame;
             frame += DeviceMatrix{nullptr, matrix.type, matrix.cols, false}.bytes(matrix.rows);
-            in_ram += matrix.ram_bytes();
+            in_ram += matrix.landing_bytes();
         }
         auto& classes = shape.card.classes;
         const bool stays = m.ffns[i]->layer < params.n_cpu_moe;
