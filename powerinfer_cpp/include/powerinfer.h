@@ -218,7 +218,8 @@ typedef struct pi_model_params {
     int32_t n_sessions;               /* how many of them at the same time; 0: one */
     /* The device computes all neurons of prompts: those that RAM holds are sent to it piece by
      * piece. For this at most 32 MiB there and in RAM are part of the plan, or 1/8 of what is left
-     * for neurons. False: the CPU computes them, as it does for generated tokens. */
+     * for neurons. Of mixtures, the experts of long prompts, through room for four of them. False:
+     * the CPU computes them, as it does for generated tokens. */
     bool op_offload;
     /* A model with neuron rows that does not fit the RAM that may be used runs from a bundled file
      * (pi_bundle_file). True: that is written if there is none yet, which takes as much of the disk
@@ -249,8 +250,8 @@ typedef struct pi_model_params {
      * pi_model_guesses. */
     bool nextn;
     /* Of mixtures on a device: the experts of the first so many layers stay with the CPU, whatever
-     * there is room for, as llama.cpp's option means it; the rest of these layers may be on the
-     * device. INT32_MAX: those of all layers. */
+     * there is room for, as llama.cpp's option means it; but they come to the device for prompts,
+     * with op_offload. The rest of these layers may be on the device. INT32_MAX: of all layers. */
     int32_t n_cpu_moe;
 } pi_model_params;
 
@@ -417,7 +418,7 @@ typedef struct pi_expert_report {
     int64_t device_room;   /* a device has room for so many of them; 0 without one */
     int64_t device_has;    /* of an open model: so many are there at this moment */
     uint64_t copies;       /* experts that were copied there since the model was opened, */
-    uint64_t copied_bytes; /* and their bytes; without those that were there at first */
+    uint64_t copied_bytes; /* and their bytes; not those at first, nor those for prompts alone */
 } pi_expert_report;
 pi_status pi_plan_experts(const pi_plan* plan, pi_expert_report* out);
 /* What would make a plan of pi_plan_new fit the budget of RAM that it exceeds: the ways that

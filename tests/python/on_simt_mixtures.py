@@ -41,9 +41,17 @@ MADE = {
     # The first layer has no experts, and those of the others differ in number and size.
     "uneven": replace(SMALL, uneven=True, experts="fused", type="Q4_0", down="Q8_0", seed=2),
     "many": replace(SMALL, n_expert=64, seed=4),
+    # With biases of experts, sinks and an activation of its own.
+    "gpt-oss": replace(SMALL, family="gpt-oss", type="Q8_0", down="Q8_0", seed=5),
     "single": replace(SMALL, family="llama", experts="single", seed=3),
 }
-OF_OTHERS = ("gguf2/mixtral.gguf", "gguf2/dots1.gguf", "gguf2/glm4_moe.gguf", "hf2/qwen3_moe")
+OF_OTHERS = (
+    *(
+        f"gguf2/{name}.gguf"
+        for name in ("mixtral", "dots1", "glm4_moe", "gpt_oss", "gpt_oss_mxfp4")
+    ),
+    "hf2/qwen3_moe",
+)
 FILES = [
     *(name for name in MADE if name != "many"),
     *(pytest.param(name, marks=pytest.mark.shared) for name in OF_OTHERS),

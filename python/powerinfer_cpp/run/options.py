@@ -113,7 +113,8 @@ class Options:
         - reset_gpu_index: False. The device gets the neurons that fire most often, whatever a
           placement in or beside the file says.
         - disable_gpu_index: False. No neurons on the device. Giving both is a ValueError.
-        - op_offload: True. The device computes all neurons of prompts, those in RAM as well.
+        - op_offload: True. The device computes all neurons of prompts, those in RAM as well, and
+          the experts of long prompts.
 
         **Memory**
 
