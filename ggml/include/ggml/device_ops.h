@@ -5,8 +5,9 @@
 // What changes from token to token (ids, positions, how long a sequence is) is read from device
 // memory, not given as an argument, so that a captured graph of these calls serves every token.
 //
-// Results have the same bits in every run. Elementwise results are those of ops.h; sums are taken
-// in a fixed order of their own.
+// Results have the same bits in every run. Elementwise results are those of ops.h, and so are those
+// of matmul and matmul_experts on a CPU that fuses multiply and add; other sums are taken in a fixed
+// order of their own.
 #pragma once
 
 #include <cstdint>
