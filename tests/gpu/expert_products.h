@@ -11,7 +11,7 @@ struct Choices {
         : expert(chosen(n_rows, n_chosen, n_experts)),
           first(size_t(n_experts) + 1),
           pair(expert.size()),
-          view{nullptr, nullptr, nullptr, nullptr, nullptr, n_rows, n_chosen, n_experts} {
+          view{nullptr, nullptr, nullptr, nullptr, n_rows, n_chosen, n_experts} {
         for (int32_t e : expert) first[size_t(e) + 1]++;
         std::partial_sum(first.begin(), first.end(), first.begin());
         std::vector<int32_t> next = first;

@@ -16,13 +16,10 @@ struct Chosen {
           weight(size_t(rows * n_used)),
           first(size_t(n_expert + 1)),
           pair(size_t(rows * n_used)),
-          room(size_t(rows * n_expert)),
-          view{expert.get(), weight.get(), first.get(), pair.get(),
-               room.get(),   rows,         n_used,      n_expert} {}
+          view{expert.get(), weight.get(), first.get(), pair.get(), rows, n_used, n_expert} {}
     Array<int32_t> expert;
     Array<float> weight;
     Array<int32_t> first, pair;
-    Array<float> room;
     DeviceChoice view;
 };
 

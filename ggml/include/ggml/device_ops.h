@@ -5,9 +5,8 @@
 // What changes from token to token (ids, positions, how long a sequence is) is read from device
 // memory, not given as an argument, so that a captured graph of these calls serves every token.
 //
-// Results have the same bits in every run. Elementwise results are those of ops.h, and so are those
-// of matmul and matmul_experts on a CPU that fuses multiply and add; other sums are taken in a fixed
-// order of their own.
+// Results have the same bits in every run: those of ops.h on a CPU that fuses multiply and add.
+// Only the sums of neurons (partial_ffn, merge) are taken in a fixed order of their own.
 #pragma once
 
 #include <cstdint>
@@ -171,7 +170,6 @@ struct DeviceChoice {
     // The pairs of expert e are pair[first[e]] to pair[first[e + 1] - 1], ascending.
     int32_t* first = nullptr;  // [n_expert + 1]
     int32_t* pair = nullptr;   // [rows * n_used]
-    float* room = nullptr;     // [rows, n_expert]: scratch
     int rows = 0, n_used = 0, n_expert = 0;
 
     int pairs() const { return rows * n_used; }

@@ -86,7 +86,7 @@ DeviceScratch::DeviceScratch(Carver& carver, const Model& model, const pi_sessio
         for (const FeedForward* part : model.ffns) {
             if (part->routed()) values = std::max(values, part->n_used * part->n_ff);
         }
-        for (float** to : {&scores, &choice.room}) carver.take(*to, {n, sizes.n_expert});
+        carver.take(scores, {n, sizes.n_expert});
         carver.take(choice.expert, {n, sizes.n_used});
         carver.take(choice.weight, {n, sizes.n_used});
         carver.take(choice.pair, {n, sizes.n_used});
