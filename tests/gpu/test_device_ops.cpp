@@ -138,15 +138,16 @@ void test_product(DType type, int64_t rows, int64_t cols, const std::vector<int6
 }
 
 void test_products() {
+    // Several slabs of columns, and blocks with more rows.
+    for (DType type :
+         {DType::F16, DType::F32, DType::Q4_0, DType::Q4_1, DType::Q6_K, DType::Q8_0}) {
+        test_product(type, 21, 4864, {1, 2});
+        test_product(type, 4099, 256, {1});
+    }
     for (DType type : kTypes) {
         const bool small = info(type).block != kQK;
         test_product(type, 10, small ? 288 : 256, {1, 3, 8, 11});
         test_product(type, 67, 1280, {1, 3});
-    }
-    // Several slabs of columns, and blocks with more rows.
-    for (DType type : {DType::F16, DType::F32, DType::Q4_0, DType::Q4_1, DType::Q6_K}) {
-        test_product(type, 21, 4864, {1, 2});
-        test_product(type, 4099, 256, {1});
     }
     // Weights of several types and heights that share an input.
     const int64_t cols = 512;
