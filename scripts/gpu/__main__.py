@@ -20,6 +20,8 @@ PARTS: dict[str, Callable[[Runner, Results], None]] = {
     "flags": correct.flags,
     "card": speed.card,
     "operators": correct.operators,
+    "experts": correct.experts,
+    "mixture": speed.mixture,
     "split": correct.split,
     "stop": correct.stop,
     "speed-7b": speed.speed_7b,

@@ -41,6 +41,13 @@ def operators(run: Runner, to: Results) -> None:
         to.add("operators", f"{name}.cu: bits of the shim", None, same=same[name], of=n)
 
 
+def experts(run: Runner, to: Results) -> None:
+    """Tiny mixtures at several budgets, over two and three tiers, while experts move: the CPU's
+    bits."""
+    run.run(run.test("mixture"), *(("only", "bits") if run.toy else ()))
+    to.add("experts", "the bits of the CPU", True)
+
+
 def split(run: Runner, to: Results) -> None:
     """Tiny models at six budgets, as one graph per row and step by step, three times; and with
     three placements, in exact mode."""

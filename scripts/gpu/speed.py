@@ -235,6 +235,45 @@ def speed_13b(run: Runner, to: Results) -> None:
     hybrid(run, to, "speed-13b", shape(run, "13b", 0.05, **sizes), [55], 55, False)
 
 
+def mixture(run: Runner, to: Results) -> None:
+    """A mixture of 12 of the 48 layers of Qwen3-30B-A3B, with a part of its experts on the device,
+    and a prompt."""
+    sizes: dict[str, Any] = {"experts": 128, "used": 8, "embd": 2048, "ff": 768, "layers": 12}
+    sizes |= {"heads": 32, "kv": 4, "head-dim": 128, "vocab": 32000, "type": "Q4_K"}
+    if run.toy:
+        sizes |= {"experts": 8, "used": 2, "embd": 256, "ff": 256, "layers": 2}
+        sizes |= {"heads": 4, "kv": 2, "head-dim": 64, "vocab": 320}
+    weights = sizes["layers"] * sizes["experts"] * 3 * sizes["embd"] * sizes["ff"]
+    model = run.model("mixture", int(weights * 0.6) + 256 * MIB, **sizes)
+    prompt = 24 if run.toy else 1024
+    options = {"ctx": 2 * prompt, "prompt": prompt, **lengths(run)}
+    whole = run.speed(model, vram=1 << 20, plan=1, ctx=2 * prompt, prompt=prompt)
+    experts = whole["gpu"]["experts"]
+    for percent in (50, 100) if run.toy else (25, 50, 75, 100):
+        budget = whole["gpu_bytes"] - experts * (100 - percent) // 100
+        found = run.speed(model, vram=budget / MIB, **options)
+        to.add(
+            "mixture",
+            f"{percent}% of {experts / MIB:.0f} MiB of experts",
+            found["device_bytes"] <= budget,
+            tokens_per_s=round(found["gen_per_s"], 2),
+            prompt_per_s=round(found["prompt_per_s"], 1),
+            pairs_on_device=found["pairs_on_device"],
+            bytes_over_pcie=found["transferred_per_token"],
+            budget_mib=round(budget / MIB, 1),
+        )
+    none = run.speed(model, device="cpu", **options)
+    to.add("mixture", "the CPU alone", None, tokens_per_s=round(none["gen_per_s"], 2))
+    if run.llama_bench is not None:
+        for percent in (25, 50, 75):
+            layers = round(sizes["layers"] * (100 - percent) / 100)
+            line = ("-m", model, "-ngl", 99, "-ncmoe", layers, "-p", 0, "-n", 64, "-r", 3)
+            said = json.loads(run.run(run.llama_bench.resolve(), *line, "-o", "json"))[0]
+            what = f"llama.cpp, -ncmoe {layers}"
+            to.add("mixture", what, None, tokens_per_s=round(said["avg_ts"], 2))
+    model.unlink()
+
+
 def vram(run: Runner, to: Results) -> None:
     """Everything on the device: dense, and sparse, in the formats that matter."""
     for kind in ("F16",) if run.toy else ("F16", "Q8_0", "Q4_0"):

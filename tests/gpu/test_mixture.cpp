@@ -4,7 +4,6 @@
 
 #include "circle.h"
 #include "device/expert_frames.h"
-#include "faulty_reader.h"
 #include "forward/device_forward.h"
 #include "gpu/splits.h"
 
@@ -179,7 +178,12 @@ void test_disk(DType type) {
 
 }  // namespace
 
-int main() {
+// With the arguments "only bits": one type, without the disk.
+int main(int argc, char**) {
+    if (argc > 1) {
+        test_bits(DType::Q4_K);
+        return check::summary("test_mixture");
+    }
     // In the quick circle types with one kind of sum each.
     for (DType type : {DType::F16, DType::Q4_K, DType::MXFP4, DType::F32, DType::Q8_0, DType::Q4_0,
                        DType::Q6_K}) {

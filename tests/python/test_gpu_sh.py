@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-PARTS = ["flags", "card", "operators", "split", "stop", "speed-7b", "vram", "batches", "prompts"]
-PARTS += ["speed-13b"]
+PARTS = ["flags", "card", "operators", "experts", "mixture", "split", "stop", "speed-7b", "vram"]
+PARTS += ["batches", "prompts", "speed-13b"]
 
 
 def gpu_sh(root: Path, folder: Path, *arguments: object) -> subprocess.CompletedProcess:
@@ -49,6 +49,9 @@ def test_every_part(root: Path, tmp_path: Path) -> None:
     assert drawn["neurons_on_device"] == pytest.approx(part["neurons_on_device"], abs=0.02)
     assert drawn["bytes_over_pcie"] > part["bytes_over_pcie"]  # more fire in RAM
     assert 0.08 < part["fired"] < 0.12 and part["fired"] < part["proposed"] < 0.2
+    mixture = [row for row in rows if row["part"] == "mixture"]
+    here = [row["pairs_on_device"] for row in mixture if "pairs_on_device" in row]
+    assert 0 < here[0] < here[1] == 1 and mixture[-1]["what"] == "the CPU alone"
     table = (tmp_path / "out" / "results.md").read_text()
     assert all(f"## {part} (" in table for part in PARTS) and "NO" not in table
     assert not (tmp_path / "powerinfer-gpu").exists()

@@ -3,6 +3,8 @@
 //   gpu_model --out F [--embd 4096 --ff 11008 --layers 32 --heads 32 --kv 32 --vocab 32000]
 //             [--type F16] [--density 0.1] [--predictor sharp] [--dense 0] [--seed 1]
 //   gpu_model --index MODEL --share 0.4 [--layers 32 --ff 11008]      # a random placement
+//   gpu_model --out F --experts 128 [--used 8 --embd 2048 --ff 768 --layers 12 --heads 32 --kv 4
+//             --head-dim 128 --vocab 32000 --type Q4_K --skew 1 --seed 1]     # a mixture
 //
 // The input of an FFN is normed, and a gate row has length 1: their product is close to normally
 // distributed over tokens, so a bias of -z(1 - p) lets a neuron fire with probability p. The
@@ -15,6 +17,10 @@
 // --dense 1: plain matrices, which other engines read, of the same size.
 //
 // Layers share their matrices and permute their neurons, so that a model of 13 GB takes seconds.
+//
+// --experts: a mixture of the shape of Qwen3's. The first 32 columns of the stream hold a constant,
+// by which a router has a bias for each expert: normally distributed, --skew times as widely as
+// what follows the token. Experts have the same weights, in memory of their own.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -246,6 +252,105 @@ void make_model(tools::Arguments& given, const std::string& out) {
     w.finish();
 }
 
+struct Tensor {
+    std::string name;
+    DType type;
+    std::vector<int64_t> ne;
+    const Bytes* bytes;
+};
+
+Bytes repeated(const Bytes& bytes, int64_t times) {
+    Bytes all;
+    for (int64_t i = 0; i < times; i++) all.insert(all.end(), bytes.begin(), bytes.end());
+    return all;
+}
+
+void make_mixture(tools::Arguments& given, const std::string& out, int64_t experts) {
+    const int64_t embd = given.whole("embd", 2048), ff = given.whole("ff", 768);
+    const int64_t n_layer = given.whole("layers", 12), heads = given.whole("heads", 32);
+    const int64_t kv = given.whole("kv", 4), dim = given.whole("head-dim", 128);
+    const int64_t vocab = given.whole("vocab", 32000), used = given.whole("used", 8);
+    const double skew = given.number("skew", 1);
+    const std::string type_name = given.text("type", "Q4_K");
+    Maker make(uint32_t(given.whole("seed", 1)));
+    given.no_more();
+    const ggml::DTypeInfo* found = ggml::find_dtype(type_name);
+    if (!found || !found->encode) throw std::invalid_argument("no format " + type_name);
+    const DType type = found->type;
+    if (embd % found->block || ff % found->block || embd < 64 || heads % kv || vocab < 300) {
+        throw std::invalid_argument("embd and ff must be whole blocks, and heads a multiple of kv");
+    }
+
+    ggml::GgufWriter w(out, "GGUF");
+    const std::string arch = "qwen3moe.";
+    w.add_string("general.architecture", "qwen3moe");
+    w.add_string("general.name", "a mixture with random weights");
+    w.add_u32(arch + "context_length", 4096);
+    w.add_u32(arch + "embedding_length", uint32_t(embd));
+    w.add_u32(arch + "block_count", uint32_t(n_layer));
+    w.add_u32(arch + "feed_forward_length", uint32_t(ff));
+    w.add_u32(arch + "expert_feed_forward_length", uint32_t(ff));
+    w.add_u32(arch + "expert_count", uint32_t(experts));
+    w.add_u32(arch + "expert_used_count", uint32_t(used));
+    w.add_u32(arch + "attention.head_count", uint32_t(heads));
+    w.add_u32(arch + "attention.head_count_kv", uint32_t(kv));
+    w.add_u32(arch + "attention.key_length", uint32_t(dim));
+    w.add_u32(arch + "attention.value_length", uint32_t(dim));
+    w.add_f32(arch + "attention.layer_norm_rms_epsilon", 1e-6f);
+    w.add_f32(arch + "rope.freq_base", 1e6f);
+    add_vocabulary(w, vocab);
+
+    constexpr int64_t kConstant = 32;  // columns
+    constexpr double kAdded = 0.02;    // as in make_model()
+    Floats stream = make.normals(vocab * embd, 1);
+    for (int64_t t = 0; t < vocab; t++) std::fill_n(stream.data() + t * embd, kConstant, 1.0f);
+    const Bytes tokens = make.encoded(type, stream);
+    const Bytes ones = as_bytes(Floats(size_t(embd), 1.0f));
+    const Bytes of_heads = as_bytes(Floats(size_t(dim), 1.0f));
+    const Bytes q = make.matrix(type, heads * dim, embd, 1),
+                k = make.matrix(type, kv * dim, embd, 1);
+    const Bytes v = make.matrix(type, kv * dim, embd, 1);
+    const Bytes o = make.matrix(type, embd, heads * dim, kAdded);
+    const Bytes gate = repeated(make.matrix(type, ff, embd, 1), experts);
+    const Bytes up = repeated(make.matrix(type, ff, embd, 1), experts);
+    const Bytes down = repeated(make.matrix(type, embd, ff, kAdded), experts);
+    const Bytes head = make.matrix(type, vocab, embd, 1);
+    std::vector<Bytes> routers;
+    for (int64_t i = 0; i < n_layer; i++) {
+        Floats router = make.normals(experts * embd, float(1 / std::sqrt(double(embd))));
+        const Floats liked = make.normals(experts, float(skew / kConstant));
+        for (int64_t e = 0; e < experts; e++) {
+            std::fill_n(router.data() + e * embd, kConstant, liked[size_t(e)]);
+        }
+        routers.push_back(as_bytes(router));
+    }
+    std::vector<Tensor> tensors = {{"token_embd.weight", type, {embd, vocab}, &tokens}};
+    for (int64_t i = 0; i < n_layer; i++) {
+        const std::string blk = "blk." + std::to_string(i) + ".";
+        for (const Tensor& t : {
+                 Tensor{"attn_norm.weight", DType::F32, {embd}, &ones},
+                 Tensor{"attn_q.weight", type, {embd, heads * dim}, &q},
+                 Tensor{"attn_k.weight", type, {embd, kv * dim}, &k},
+                 Tensor{"attn_v.weight", type, {embd, kv * dim}, &v},
+                 Tensor{"attn_q_norm.weight", DType::F32, {dim}, &of_heads},
+                 Tensor{"attn_k_norm.weight", DType::F32, {dim}, &of_heads},
+                 Tensor{"attn_output.weight", type, {heads * dim, embd}, &o},
+                 Tensor{"ffn_norm.weight", DType::F32, {embd}, &ones},
+                 Tensor{"ffn_gate_inp.weight", DType::F32, {embd, experts}, &routers[size_t(i)]},
+                 Tensor{"ffn_gate_exps.weight", type, {embd, ff, experts}, &gate},
+                 Tensor{"ffn_up_exps.weight", type, {embd, ff, experts}, &up},
+                 Tensor{"ffn_down_exps.weight", type, {ff, embd, experts}, &down},
+             }) {
+            tensors.push_back({blk + t.name, t.type, t.ne, t.bytes});
+        }
+    }
+    tensors.push_back({"output_norm.weight", DType::F32, {embd}, &ones});
+    tensors.push_back({"output.weight", type, {embd, vocab}, &head});
+    for (const Tensor& t : tensors) w.add_tensor(t.name, t.type, t.ne);
+    for (const Tensor& t : tensors) w.write(t.bytes->data(), t.bytes->size());
+    w.finish();
+}
+
 // A placement that knows nothing: so many neurons of each layer, drawn.
 void make_index(tools::Arguments& given, const std::string& model) {
     const int64_t n_layer = given.whole("layers", 32), ff = given.whole("ff", 11008);
@@ -281,6 +386,8 @@ int main(int argc, char** argv) {
         const std::string index = given.text("index", ""), out = given.text("out", "");
         if (!index.empty()) {
             make_index(given, index);
+        } else if (const int64_t experts = given.whole("experts", 0); experts && !out.empty()) {
+            make_mixture(given, out, experts);
         } else if (!out.empty()) {
             make_model(given, out);
         } else {

@@ -203,7 +203,7 @@ void run(int argc, char** argv) {
             rates.push_back(batch * double(times.size()) / sum);
             steps.insert(steps.end(), times.begin(), times.end());
         }
-        double proposed = 0, fired = 0, all = 0;
+        double proposed = 0, fired = 0, all = 0, pairs = 0, device_pairs = 0;
         const int32_t n_layer = pi_model_n_layer(model);
         std::vector<pi_neuron_counts> counts(static_cast<size_t>(n_layer));
         counts[0].struct_size = sizeof counts[0];
@@ -212,6 +212,8 @@ void run(int argc, char** argv) {
             proposed += double(c.predicted);
             fired += double(c.fired);
             all += double(c.rows) * pi_model_n_ff(model);
+            pairs += double(c.pairs);
+            device_pairs += double(c.device_pairs);
         }
         if (gen) {
             const double rows = double(after.rows - before.rows);
@@ -221,6 +223,7 @@ void run(int argc, char** argv) {
         }
         if (prompt) std::printf(", \"prompt_per_s\": %.2f", median(prompt_rates));
         std::printf(", \"proposed\": %.4f, \"fired\": %.4f", proposed / all, fired / all);
+        if (pairs > 0) std::printf(", \"pairs_on_device\": %.4f", device_pairs / pairs);
         std::printf(", \"device_neurons\": %lld, \"device_bytes\": %llu, \"neurons\": %lld}\n",
                     (long long)pi_model_device_neurons(model),
                     (unsigned long long)pi_model_device_bytes(model),
