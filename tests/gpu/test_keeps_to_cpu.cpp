@@ -109,7 +109,12 @@ void test_lists_of_parts() {
     parts[1].op = LayerEmbedding{};
     CHECK(kept("embeddings of each layer"));
     parts[1].op = op;
-    parts.push_back(parts[1]);
+    const LayerPart last = parts[1], first = parts[0];
+    parts.pop_back();
+    CHECK(kept("without attention or a feed-forward block"));
+    parts = {last};
+    CHECK(kept("without attention or a feed-forward block"));
+    parts = {first, last, last};
     CHECK(keeps_to_cpu(*model, 0).empty());
     Router router;
     parts[2].op = router;

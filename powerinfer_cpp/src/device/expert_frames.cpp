@@ -253,7 +253,14 @@ uint64_t ExpertFrames::move(const std::function<bool(int32_t)>& ready, const Bri
     for (const CardExperts::Move& move : moves_) {
         const auto slot = int(on_the_way_.size());
         uint8_t* const to = frame_at(part_of(move.block), move.frame);
-        const uint64_t sent = send(move.block, to, slot, bring);
+        uint64_t sent = 0;
+        try {
+            sent = send(move.block, to, slot, bring);
+        } catch (...) {
+            experts_.drop();  // also those that have been sent: their frames are not used
+            on_the_way_.clear();
+            throw;
+        }
         if (sent == 0) {
             experts_.dropped(move.block);
             continue;

@@ -123,8 +123,17 @@ std::string KeptToCpu::layer(int64_t layer) const {
     const auto& [parts, scale, hidden] = model_.layers[size_t(layer)];
     if (hidden) return "layers that guess tokens keep to the CPU";
     if (has(scale)) return "layers that scale the stream keep to the CPU";
+    int n_attention = 0, n_ffn = 0, in_rows = 0;
     for (const LayerPart& part : parts) {
         if (std::string why = reason(part); !why.empty()) return why;
+        const auto* const ffn = std::get_if<FeedForward>(&part.op);
+        n_attention += std::holds_alternative<Attention>(part.op);
+        n_ffn += ffn != nullptr;
+        in_rows += ffn && ffn->blocks[0].neurons.n > 0;
+    }
+    if (in_rows && n_ffn > 1) return "experts in neuron rows keep to the CPU";
+    if (n_attention != 1 || n_ffn == 0) {
+        return "layers without attention or a feed-forward block keep to the CPU";
     }
     const auto unsuited = unsuited_.find(layer);
     if (unsuited == unsuited_.end()) return "";
