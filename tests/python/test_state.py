@@ -484,7 +484,7 @@ def test_stats(llm: Llama) -> None:
     found = llm.stats()
     times = {"n_prompt", "n_gen", "prompt_s", "gen_s", "gen_ts", "ttft_s", "token_ms"}
     shares = {"share_predicted", "share_computed", "share_fired", "bytes_per_token", "tiers"}
-    others = {"audit", "pcie_bytes", "rss_peak", "vram_peak", "storage"}
+    others = {"audit", "pcie_bytes", "rss_peak", "vram_peak", "storage", "experts"}
     assert set(found) == times | shares | others and found["storage"] is None
     assert found["n_prompt"] == done["usage"]["prompt_tokens"] and found["n_gen"] == 9
     assert found["gen_ts"] == pytest.approx(9 / found["gen_s"])
