@@ -44,8 +44,9 @@ def test_kernels_neither_spill_nor_use_a_stack(
     assert len(frames) > 110
     assert set(frames) == {("0", "0")}
     for name, text in said.items():
-        # At least 512 threads of a multiprocessor; 256 where a thread has sums for many rows.
-        most = 255 if name in ("tiles", "ffn_rows") else 128
+        # At least 512 threads of a multiprocessor; 384 where a block of 128 has 9 KB of weights
+        # and more on their way (docs/gpu.md); 256 where a thread has sums for many rows.
+        most = {"tiles": 255, "ffn_rows": 255, "matmul": 168, "ffn": 168}.get(name, 128)
         registers = [int(n) for n in re.findall(r"Used (\d+) registers", text)]
         assert not registers or max(registers) <= most, name
 

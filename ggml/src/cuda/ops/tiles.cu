@@ -273,7 +273,7 @@ using Tile = std::conditional_t<is_float_type(type), FloatTile<type>, ByteTile<t
 // Block (x, y, z): a tile of rows of weight z, and a tile of activations: of a mixture those of one
 // expert.
 template <DType type>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     tile_kernel(DeviceInput x, SameInput products, Mixture mixture, int lanes) {
     using OfType = Tile<type>;
     GGML_SHARED(typename OfType::Shared, shared, 1);
