@@ -91,16 +91,28 @@ def test_every_kernel_is_loaded_before_it_is_needed() -> None:
     assert found > 15
 
 
+def mutants(folder: Path, *files: str) -> str:
+    """What tests/gpu/mutants.py says of these files."""
+    command = [sys.executable, ROOT / "tests/gpu/mutants.py", ROOT / "build" / "cpu", *files]
+    env = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.about(*GPU)
 @pytest.mark.timeout(1200)
 def test_every_barrier_and_guard_is_needed(tmp_path: Path) -> None:
     """Kernels without one of their barriers or guards fail a test (tests/gpu/mutants.py)."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/gpu/mutants.py"), str(ROOT / "build" / "cpu")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^(\d{3}|[5-9]\d) mutants, 0 survive$", done.stdout, re.M), done.stdout
+    said = mutants(tmp_path, *(file.name for file in KERNELS), "exchange.h")
+    assert re.search(r"^(\d{3}|[5-9]\d) mutants, 0 survive$", said, re.M), said
+
+
+@pytest.mark.nightly
+@pytest.mark.about(*GPU)
+@pytest.mark.timeout(2400)
+def test_those_of_products_are_needed(tmp_path: Path) -> None:
+    """The same for what all products are made of: each takes a minute to compile."""
+    said = mutants(tmp_path, "products.h")
+    assert re.search(r"^1\d mutants, 0 survive$", said, re.M), said
