@@ -65,6 +65,11 @@ struct Stage {
     __device__ const uint8_t* at(int i) const {
         return reinterpret_cast<const uint8_t*>(shared) + i * bytes;
     }
+    // Not by load(), which is for global memory.
+    template <typename T>
+    __device__ T read(int i, int offset) const {
+        return *reinterpret_cast<const T*>(at(i) + offset);
+    }
 };
 
 // ---- scores -------------------------------------------------------------------------------------
@@ -134,7 +139,7 @@ __device__ inline void weigh_block(const Stage& values, int first, int begin, in
         a[h] = d[h] = 0;
         if (p < begin || p >= end) continue;
         a[h] = weight[p] > 0 ? weight[p] : 0.0f;
-        d[h] = half_to_float(load<f16_t>(values.at(p - first) + b * int(sizeof(BlockQ8_0))));
+        d[h] = half_to_float(values.read<f16_t>(p - first, b * int(sizeof(BlockQ8_0))));
     }
     const bool fit = fabsf(d[0]) < INFINITY && fabsf(d[1]) < INFINITY;
     const bool numbers = !__any_sync(kAll, !fit);
@@ -266,9 +271,9 @@ __global__ void attention_kernel(KvLayer layer, int position_bytes, int step, in
         } else {
             if (thread >= dim) return;
             for (int p = begin; p < end; p++) {
-                const uint8_t* value = values.at(p - first);
-                const float v = type == DType::F32 ? load<float>(value + 4 * thread)
-                                                   : half_to_float(load<f16_t>(value + 2 * thread));
+                const float v = type == DType::F32
+                                    ? values.read<float>(p - first, 4 * thread)
+                                    : half_to_float(values.read<f16_t>(p - first, 2 * thread));
                 sum = fmaf(weight[p], v, sum);
             }
         }
