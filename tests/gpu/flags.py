@@ -146,7 +146,7 @@ def thread(kernel: Kernel, index: int, number: int) -> Callable[[Memory], Any]:
     x = struct.pack("<3Q2i", address("x"), 0, 0, 1, COLS)
     here = struct.pack("<Q3i4x", address("parts"), PARTS, 1, COLS)
     # DeviceChoice and DeviceFrames: one row, whose expert is not here.
-    choice = struct.pack("<5Q3i4x", address("expert"), address("weight"), 0, 0, 0, 1, 1, 1)
+    choice = struct.pack("<4Q3i4x", address("expert"), address("weight"), 0, 0, 1, 1, 1)
     frames = struct.pack("<2Q", address("frame"), 0)
     if "publish_experts" in kernel.name:
         values = [x, choice, frames, to]

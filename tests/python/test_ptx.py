@@ -91,7 +91,8 @@ def test_weights_are_read_in_whole_sectors(replayed: dict[str, Any]) -> None:
     """Loads of 16 bytes a lane in the kernels that stream weights: what lanes want is at least 85%
     of the sectors of 32 bytes that their warp asks for (a row's end may cut one), or half."""
     rows = (ROOT / "ggml/src/cuda/ops/rows.h").read_text().splitlines()
-    line = rows.index("    return *reinterpret_cast<const uint4*>(p);") + 1  # in load16()
+    load16 = "    return *in_global_memory(reinterpret_cast<const uint4*>(p));"
+    line = rows.index(load16) + 1
     types = sass.types()
     shares: dict[tuple[str, str], list[float]] = {}
     for name, kernel in replayed["kernels"].items():

@@ -133,10 +133,12 @@ DeviceShared::DeviceShared(Carver& carver, const Model& model, const pi_session_
     if (model.config.neuron_aware || sizes.n_expert) {
         carver.take(all.x, {n, n_embd});
         carver.take(all.sums, {n * results, n_embd});
-        carver.take(all.ids, {std::max(n_lists * sizes.n_ff, n * sizes.n_used)});
     }
+    if (model.config.neuron_aware) carver.take(all.ids, {n_lists, sizes.n_ff});
     for (ggml::DeviceExchange& e : exchange) {
         e = all;
+        // The CPU reads what was chosen also where the device does not wait for it.
+        if (sizes.n_expert) carver.take(e.ids, {n, sizes.n_used});
         carver.take(e.count, {n_lists});
         carver.take(e.published, {1});
         carver.take(e.answered, {1});
