@@ -139,8 +139,8 @@ void test_product(DType type, int64_t rows, int64_t cols, const std::vector<int6
 
 void test_products() {
     // Several slabs of columns, and blocks with more rows.
-    for (DType type :
-         {DType::F16, DType::F32, DType::Q4_0, DType::Q4_1, DType::Q6_K, DType::Q8_0}) {
+    for (DType type : {DType::F16, DType::F32, DType::Q4_0, DType::Q4_1, DType::Q6_K, DType::Q8_0,
+                       DType::Q5_1, DType::IQ4_NL}) {
         test_product(type, 21, 4864, {1, 2});
         test_product(type, 4099, 256, {1});
     }
