@@ -125,6 +125,44 @@ void test_visits(DType type) {
     }
 }
 
+// Experts in a format that the device has no products for stay with the CPU, in all layers or one:
+// attention of their layers is on the device.
+void test_other_formats() {
+    std::mt19937 rng(5);
+    std::normal_distribution<float> normal(0, 0.05f);
+    for (const char* of : {"blk.", "blk.1."}) {
+        const Shape shape = mixture(DType::Q4_K);
+        Description d = tiny::describe(shape);
+        for (tiny::Tensor& t : d.tensors) {
+            if (t.name.find("_exps.") == t.name.npos || t.name.find(of) != 0) continue;
+            t.type = DType::IQ2_XXS;
+            Floats values(size_t(t.ne[0] * t.ne[1] * t.ne[2]));
+            for (float& v : values) v = normal(rng);
+            t.bytes = ggml::random_blocks(t.type, values);
+        }
+        const std::string path = folder / "other.gguf";
+        tiny::write(d, path);
+        const pi_session_params params = session_params();
+        Floats expected;
+        {
+            Session cpu(load(path), params);
+            expected = answer(cpu);
+            cpu.truncate(0, 0);
+            const Floats all = logits(cpu, random_tokens(60, 8));
+            expected.insert(expected.end(), all.begin(), all.end());
+        }
+        const auto model = load_on(path, 1 << 28, params, -1, true);
+        CHECK(model->device && model->device_layers() == shape.n_layer);
+        Session session(model, params);
+        Floats got = answer(session);
+        session.truncate(0, 0);
+        const Floats all = logits(session, random_tokens(60, 8));
+        got.insert(got.end(), all.begin(), all.end());
+        CHECK(same(got, expected));
+        CHECK(session.counts.on_device[1].rows == 0);
+    }
+}
+
 // RAM and VRAM of a model whose experts are on three tiers.
 struct Budgets {
     Budgets(const std::string& path, const pi_session_params& session, double hot) {
@@ -190,6 +228,7 @@ int main(int argc, char**) {
         if (!full_circle() && type == DType::F32) break;
         test_bits(type);
     }
+    test_other_formats();
     test_visits(DType::Q4_0);
     if (full_circle()) test_visits(DType::F16);
     test_disk(DType::Q4_0);

@@ -63,7 +63,7 @@ uint64_t FrameShape::frames_bytes() const {
 }
 
 uint64_t FrameShape::device_bytes() const {
-    if (!staged) return 0;  // there are no experts
+    if (!needed) return 0;
     const uint64_t table = size_product(uint64_t(card.n_blocks()), sizeof(int32_t));
     uint64_t sum = size_sum(array_bytes(frames_bytes()), array_bytes(table));
     sum = size_sum(sum, array_bytes(staged));
@@ -115,6 +115,14 @@ ExpertFrames::ExpertFrames(ggml::Device& device, const FrameShape& shape, bool c
     experts_ = CardExperts(carver, shape_.card);
     publish_table(copies_.get());
     device_.wait(copies_.get());
+}
+
+ExpertFrames::~ExpertFrames() {
+    try {
+        device_.wait(copies_.get());
+    } catch (const ggml::Error&) {
+        // A device that has failed copies nothing.
+    }
 }
 
 bool ExpertFrames::any(int64_t part) const {

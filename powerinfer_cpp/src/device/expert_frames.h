@@ -34,6 +34,8 @@ struct FrameShape {
     // [parts]: gate, if there is one, up and down; and then a row of biases for each of them, of no
     // rows where it has none.
     std::vector<std::vector<Matrix>> matrices;
+    bool needed =
+        false;  // have layers on the device experts, even if none of them may have a frame?
     uint64_t staged = 0;  // bytes of an expert in RAM, at most
     bool visits = false;  // is there room for experts that come for a prompt?
 
@@ -63,6 +65,8 @@ class ExpertFrames {
     // while it is copied, since it is a cache of the disk: so kStagedExperts at most are on their
     // way, in copies. Throws Error(memory | device).
     ExpertFrames(ggml::Device& device, const FrameShape& shape, bool changes);
+    // Waits for copies from RAM, which may go then.
+    ~ExpertFrames();
 
     // Has the device a frame for an expert of this part, or for each of them for ever?
     bool any(int64_t part) const;
@@ -98,6 +102,7 @@ class ExpertFrames {
     // all of them: use(frames) launches what they compute, for each kVisitors of them. Returns the
     // bytes that cross. The pass before must have ended on the device.
     bool can_visit() const { return shape_.visits && !changes_; }
+    bool can_visit(int64_t part) const { return can_visit() && class_of(part) >= 0; }
     using Use = std::function<void(const ggml::DeviceFrames&)>;
     uint64_t visit(ggml::DeviceStream* stream, int64_t part, const std::vector<int32_t>& blocks,
                    const Bring& bring, const Use& use);

@@ -144,7 +144,8 @@ void DeviceForward::launch_layer(const Pass& p, int64_t i, const Kind& kind, Lau
     DeviceSteps steps(*this, p, i, kind, mode);
     walk(model_.layers[size_t(i)], steps);
     const bool after = mode == LaunchMode::by_layer && !cpu_may_read(p);
-    const bool done = ffn(i).routed() && kind.visits;  // by visit_experts()
+    // By visit_experts().
+    const bool done = ffn(i).routed() && kind.visits && on_.experts->can_visit(ffn(i).index);
     if (after && !done && cpu_has_part(i, kind)) compute_cpu_part(p, i, kind);
 }
 
@@ -402,7 +403,7 @@ void DeviceForward::launch_experts(const Pass& p, int64_t i, const FeedForward& 
     if (experts.any(part.index)) launch_frames(part, x, frames, false);
     meanwhile();
     ggml::DeviceFrames merged = frames;
-    if (meets && kind.visits) {
+    if (meets && kind.visits && experts.can_visit(part.index)) {
         if (visit_experts(p, i, part, x, kind)) merged = experts.everywhere();
     } else if (meets) {
         cpu_part_before_merge(p, i, kind, mode);

@@ -39,7 +39,7 @@ void allocate_device(Model& m) {
     on.unpredicted = {*on.device, n, "unpredicted"};
     if (on.split.piece)
         on.prompt_upload = std::make_unique<PromptUpload>(*on.device, on.split.piece);
-    if (on.frames.staged) {
+    if (on.frames.needed) {
         const bool changes = m.storage && m.storage->experts;
         on.experts = std::make_unique<ExpertFrames>(*on.device, on.frames, changes);
     }

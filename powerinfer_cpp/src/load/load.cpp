@@ -140,7 +140,7 @@ void plan_memory(Model& m, bool use_mmap, OnDisk stored) {
             parts.push_back({tier, Part::exchange, -1, 2 * split->piece});
         }
     }
-    if (const FrameShape& frames = m.device->frames; frames.staged) {
+    if (const FrameShape& frames = m.device->frames; frames.needed) {
         parts.push_back({Tier::gpu, Part::experts, -1, frames.device_bytes()});
         const bool changes = stored == OnDisk::experts;
         parts.push_back({Tier::ram, Part::exchange, -1, frames.shared_bytes(changes)});
@@ -369,6 +369,7 @@ float weights_share(const Model& m) {
 Model::Model() = default;
 Model::~Model() {
     if ((store || experts) && keeps_resident) save_store(*this);
+    if (device) device->experts.reset();  // before the memory that it copies from
 }
 
 bool Model::skips_neurons() const {

@@ -216,7 +216,6 @@ FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes,
                        const pi_model_params& params) {
     FrameShape shape;
     std::vector<bool> stay;  // classes: of experts that stay with the CPU
-    shape.visits = params.op_offload;
     shape.matrices.resize(m.ffns.size());
     shape.card.class_of.assign(m.ffns.size(), -1);
     for (const FeedForward* part : m.ffns) shape.card.before.push_back(part->first_block);
@@ -224,6 +223,7 @@ FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes,
     std::vector<bool> suits(m.ffns.size(), true);
     for (const WeightSpec& w : m.weights) {
         if (!w.chosen || w.block != 0 || !has_frames(m, *w.of, first)) continue;
+        shape.needed = true;
         shape.matrices[size_t(w.of->index)].push_back({w.tensor->type, w.rows, w.cols});
         if (!w.suits_device()) suits[size_t(w.of->index)] = false;
     }
@@ -254,6 +254,7 @@ FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes,
         shape.staged = std::max(shape.staged, in_ram);
     }
     if (shape.card.classes.empty()) return shape;
+    shape.visits = params.op_offload;
     divide(shape, stay, bytes);
     return shape;
 }
