@@ -125,6 +125,21 @@ void test_visits(DType type) {
     }
 }
 
+// One frame less than there are experts: the last one comes, in the place of any other.
+void test_one_missing() {
+    const std::string path = written(mixture(DType::F16));
+    const pi_session_params params = session_params();
+    const auto all = load_on(path, 1 << 28, params);
+    const uint64_t most = total(make_plan(*all, params).parts, Tier::gpu);
+    const auto model = load_on(path, most - 600, params);
+    CHECK(model->device->frames.card.frames() == model->n_blocks() - 1);
+    Session session(model, params), cpu(load(path), params);
+    for (uint32_t seed = 0; seed < 4; seed++) {
+        CHECK(same(answer(session, seed), answer(cpu, seed)));
+    }
+    CHECK(model->device->experts->copies() > 0);
+}
+
 // Experts in a format that the device has no products for stay with the CPU, in all layers or one:
 // attention of their layers is on the device.
 void test_other_formats() {
@@ -229,6 +244,7 @@ int main(int argc, char**) {
         test_bits(type);
     }
     test_other_formats();
+    test_one_missing();
     test_visits(DType::Q4_0);
     if (full_circle()) test_visits(DType::F16);
     test_disk(DType::Q4_0);

@@ -40,6 +40,14 @@ int64_t FrameShape::experts() const {
     return n;
 }
 
+int64_t FrameShape::experts(int32_t of_class) const {
+    int64_t n = 0;
+    for (size_t i = 0; i < card.class_of.size(); i++) {
+        if (card.class_of[i] == of_class) n += card.before[i + 1] - card.before[i];
+    }
+    return n;
+}
+
 int64_t FrameShape::most_experts() const {
     int64_t most = 0;
     for (size_t i = 0; i < card.class_of.size(); i++) {
@@ -131,10 +139,8 @@ bool ExpertFrames::any(int64_t part) const {
 }
 
 bool ExpertFrames::all(int64_t part) const {
-    for (int64_t e = 0; e < n_blocks(part); e++) {
-        if (!here(first_block(part) + int32_t(e))) return false;
-    }
-    return true;
+    const int32_t c = class_of(part);
+    return c >= 0 && !changes_ && shape_.card.classes[size_t(c)].frames >= shape_.experts(c);
 }
 
 ggml::DeviceFrames ExpertFrames::frames(int64_t part) const {

@@ -39,7 +39,8 @@ struct FrameShape {
     uint64_t staged = 0;  // bytes of an expert in RAM, at most
     bool visits = false;  // is there room for experts that come for a prompt?
 
-    int64_t experts() const;       // that may have a frame
+    int64_t experts() const;  // that may have a frame
+    int64_t experts(int32_t of_class) const;
     int64_t most_experts() const;  // of a part, of these
     uint64_t largest_frame() const;
     uint64_t frames_bytes() const;  // of all frames
@@ -68,7 +69,8 @@ class ExpertFrames {
     // Waits for copies from RAM, which may go then.
     ~ExpertFrames();
 
-    // Has the device a frame for an expert of this part, or for each of them for ever?
+    // Has the device a frame for an expert of this part, or for each of its size for ever? Graphs
+    // are recorded by the latter, so it never changes.
     bool any(int64_t part) const;
     bool all(int64_t part) const;
     ggml::DeviceFrames frames(int64_t part) const;

@@ -107,12 +107,12 @@ class DeviceSteps {
         throw Error(Code::internal, "a device has no operators for this part");  // keeps_to_cpu()
     }
 
-    void norm(float* y, const NormWeights& w) {
-        launch_attention();
-        on_.launch_norm(w, y, {y, nullptr, nullptr, kind_.rows, on_.n_embd()});
+    // What keeps_to_cpu() has refused.
+    void norm(float*, const NormWeights&) {
+        throw Error(Code::internal, "a device does not norm what parts give");
     }
     void scale(float*, float) {
-        throw Error(Code::internal, "a device does not scale what parts give");  // keeps_to_cpu()
+        throw Error(Code::internal, "a device does not scale what parts give");
     }
     void add(float* to, const float* y) {
         launch_attention();

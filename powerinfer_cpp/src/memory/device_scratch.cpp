@@ -135,10 +135,12 @@ DeviceShared::DeviceShared(Carver& carver, const Model& model, const pi_session_
         carver.take(all.sums, {n * results, n_embd});
     }
     if (model.config.neuron_aware) carver.take(all.ids, {n_lists, sizes.n_ff});
+    int64_t layer = model.config.n_layer - n_layers;
     for (ggml::DeviceExchange& e : exchange) {
         e = all;
         // The CPU reads what was chosen also where the device does not wait for it.
-        if (sizes.n_expert) carver.take(e.ids, {n, sizes.n_used});
+        const FeedForward* const part = model.ffn_of(layer++);
+        if (part && part->routed()) carver.take(e.ids, {n, part->n_used});
         carver.take(e.count, {n_lists});
         carver.take(e.published, {1});
         carver.take(e.answered, {1});
