@@ -119,6 +119,10 @@ void test_lists_of_parts() {
     Router router;
     parts[2].op = router;
     CHECK(keeps_to_cpu(*model, 0).empty());
+    router.how.n_expert = ggml::kDeviceExperts + 1;
+    parts[2].op = router;
+    CHECK(kept("routers of 513 experts"));
+    router.how.n_expert = 0;
     router.scale = 2;
     parts[2].op = router;
     CHECK(kept("routers whose scores are scaled") && keeps_to_cpu(*model, 1).empty());

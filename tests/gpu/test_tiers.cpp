@@ -85,14 +85,8 @@ Floats answer(Session& session) {
     session.truncate(0, 0);
     const Tokens tokens = random_tokens(14, 3);
     Floats out;
-    const auto rows = [&](size_t begin, size_t end, bool is_generated) {
-        const std::vector<char> keep(end - begin, 1), generated(end - begin, is_generated);
-        eval(session, Tokens(tokens.begin() + ptrdiff_t(begin), tokens.begin() + ptrdiff_t(end)),
-             {nullptr, reinterpret_cast<const bool*>(keep.data()),
-              reinterpret_cast<const bool*>(generated.data())});
-        for (size_t row = begin; row < end; row++) {
-            append_logits(session, int32_t(row - begin), out);
-        }
+    const auto rows = [&](size_t begin, size_t end, bool generated) {
+        append_rows(session, tokens, begin, end, generated, out);
     };
     rows(0, 9, false);
     for (size_t i = 9; i < 11; i++) rows(i, i + 1, true);

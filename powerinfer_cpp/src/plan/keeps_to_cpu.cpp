@@ -71,6 +71,10 @@ std::string KeptToCpu::reason(const Attention& attention) const {
 std::string KeptToCpu::reason(const Router& router) const {
     const auto& [how, w, bias, scale] = router;
     if (scale != 1) return "routers whose scores are scaled keep to the CPU";
+    if (how.n_expert > ggml::kDeviceExperts) {
+        return format("routers of %lld experts keep to the CPU: the device's choose from %d",
+                      (long long)how.n_expert, ggml::kDeviceExperts);
+    }
     return "";
 }
 
