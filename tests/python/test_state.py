@@ -503,7 +503,8 @@ def test_stats(llm: Llama) -> None:
     seen = llm.n_tokens - (found["n_gen"] - 1) / 2
     assert parts["kv"] == layers * 2 * seen * 2 * 16 * 2
     assert set(found["tiers"]) == {"gpu", "ram", "storage"}
-    keys = {"neurons", "bytes", "hits", "reads", "stall_s", "layer_neurons", "layer_hits"}
+    keys = {"neurons", "experts", "bytes", "hits", "reads", "stall_s", "layer_neurons"}
+    keys |= {"layer_hits"}
     assert all(set(tier) == keys for tier in found["tiers"].values())
     ram, gpu = found["tiers"]["ram"], found["tiers"]["gpu"]
     assert ram["neurons"] == layers * n_ff and found["rss_peak"] > 1 << 20
