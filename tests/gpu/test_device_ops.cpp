@@ -211,8 +211,9 @@ void test_positions() {
 void test_attention() {
     const int n_kv = 2, n_head = 6, pages = 16;
     const std::vector<std::pair<DType, int>> kinds = {
-        {DType::F16, 64},  {DType::F32, 64}, {DType::Q8_0, 64}, {DType::F16, 40}, {DType::F16, 128},
-        {DType::Q8_0, 96}, {DType::F32, 6},  {DType::F16, 250}, {DType::F16, 256}};
+        {DType::F16, 64},  {DType::F32, 64},  {DType::Q8_0, 64}, {DType::F16, 40},
+        {DType::F16, 128}, {DType::Q8_0, 96}, {DType::F32, 6},   {DType::F16, 250},
+        {DType::F16, 256}, {DType::F32, 136}};
     for (auto [type, dim] : kinds) {
         KvLayer host{type, n_kv, dim, dim, nullptr, nullptr, 0};
         host.page_stride = 2 * n_kv * host.key_run();
@@ -288,12 +289,15 @@ void test_attention() {
     }
 }
 
-// More blocks than are merged at a time, of a few pages that come again and again.
+// More blocks than are merged at a time, of a few pages that come again and again; the largest
+// scores are in the first block alone.
 void test_long_attention() {
-    const int dim = 8, pages = 5, length = 257 * int(kDeviceAttentionBlock) + 7;
+    const int dim = 8, pages = 6, length = 257 * int(kDeviceAttentionBlock) + 7;
     KvLayer host{DType::F32, 1, dim, dim, nullptr, nullptr, 0};
     host.page_stride = 2 * host.key_run();
-    const Floats k = normal(pages * kKvPage * dim), v = normal(pages * kKvPage * dim);
+    Floats k = normal(pages * kKvPage * dim);
+    const Floats v = normal(pages * kKvPage * dim);
+    for (int i = (pages - 1) * kKvPage * dim; i < int(k.size()); i++) k[size_t(i)] *= 2;
     std::vector<KvSlot> slots;
     for (int i = 0; i < pages * kKvPage; i++) slots.push_back({i / 64, i % 64});
     std::vector<uint8_t> memory(size_t(pages * host.page_stride));
@@ -310,7 +314,8 @@ void test_long_attention() {
     store_kv(context, host, slots.data(), n, k.data(), v.data());
 
     std::vector<int32_t> table;
-    for (int i = 0; i <= length / kKvPage; i++) table.push_back(i * i % pages);
+    for (int i = 0; i <= length / kKvPage; i++) table.push_back(i * i % (pages - 1));
+    table[1] = pages - 1;
     const Array<int32_t> device_table(table);
     const AttentionRow row{table.data(), 3, length};
     const Array<DeviceAttentionRow> device_row(
@@ -321,12 +326,15 @@ void test_long_attention() {
     scratch.blocks = int(device_attention_blocks(length));
     const Array<float> sums(size_t(scratch.blocks * (dim + 2)));
     scratch.sums = sums.get();
-    ops.attention(stream(), device, 1, {1}, device_row.get(), 1, device_q.get(), scratch,
+    const Floats sink = {5.0f};
+    const Array<float> device_sink(sink);
+    const AttentionScores how{1, 0, sink.data()}, device_how{1, 0, device_sink.get()};
+    ops.attention(stream(), device, 1, device_how, device_row.get(), 1, device_q.get(), scratch,
                   out.get());
     Floats expected(q.size());
     Carved<AttentionScratch> room("scratch", context.threads.size(), 1, length,
                                   AttentionSizes{1, dim, dim, dim});
-    attention(context, host, 1, {1}, &row, 1, q.data(), *room, expected.data());
+    attention(context, host, 1, how, &row, 1, q.data(), *room, expected.data());
     CHECK(like_the_cpus(noted(out.read()), expected));
 }
 

@@ -258,8 +258,8 @@ __global__ void attention_kernel(KvLayer layer, int position_bytes, int step, in
                             unit + warp);
             }
             __syncthreads();
-            if (thread >= dim) return;
             const int b = thread / kQ;
+            if (b >= column_blocks) return;
             const int* by = integers + b * kPage - first;
             const uint8_t* codes =
                 values.at(0) + b * int(sizeof(BlockQ8_0)) + offsetof(BlockQ8_0, qs) + thread % kQ;
