@@ -32,13 +32,13 @@ CardShape plain_shape(int32_t layers, int32_t experts, int64_t frames) {
     return shape;
 }
 
-CardOptions following(double bytes_per_token, float threshold = 0.5f) {
+CardOptions following(double bytes_per_step, float threshold = 0.5f) {
     CardOptions options;
     options.half_life = 8;
     options.long_run = 0;
     options.fit = false;
     options.threshold = threshold;
-    options.bytes_per_token = bytes_per_token;
+    options.bytes_per_step = bytes_per_step;
     return options;
 }
 
@@ -151,10 +151,10 @@ void test_budget() {
     }
     CHECK(copies >= 9 && copies <= 10);
     // A budget is not saved: after tokens that needed no copies there is one for two experts.
-    card->set_bytes_per_token(250);
+    card->set_bytes_per_step(250);
     for (int i = 0; i < 50; i++) token(*card, {});
     CHECK(token(*card, {8, 9, 10, 11}).size() == 2);
-    card->set_bytes_per_token(0);
+    card->set_bytes_per_step(0);
     card->drop();
     for (int i = 0; i < 3; i++) CHECK(token(*card, {8, 9, 10, 11}).empty());
     // Of two classes the one that saves more per byte comes first.
@@ -225,7 +225,7 @@ void test_follows() {
 void test_fit() {
     for (const bool local : {false, true}) {
         CardOptions options;
-        options.bytes_per_token = 1600;
+        options.bytes_per_step = 1600;
         Card card = make(plain_shape(1, 64, 16), options);
         std::mt19937 random(3);
         std::vector<float> rate(64, local ? 0.125f : 0.05f);

@@ -300,6 +300,13 @@ def test_from_storage(path: Path) -> None:
         assert min(figures["chosen"].values()) > 0 and sum(figures["chosen"].values()) == 23 * 9
 
 
+def metrics_of_experts(running: serving.Running) -> dict[str, float]:
+    """By name, or name and tier as in "chosen_total,gpu"."""
+    line = r'(?m)^powerinfer:experts_(\w+)\{model="model"(?:,tier="(\w+)")?\} (\S+)$'
+    found = re.findall(line, running.get("metrics").text)
+    return {f"{name},{tier}".rstrip(","): float(value) for name, tier, value in found}
+
+
 def test_the_server_tells_where_experts_are(path: Path) -> None:
     """Two texts at the same time, then metrics, properties and the page's map."""
     with opened(path) as cpu:
@@ -318,17 +325,45 @@ def test_the_server_tells_where_experts_are(path: Path) -> None:
             assert list(pool.map(ask, PROMPTS[:2])) == want
         room = running.get("props").json()["plan"]["device_experts"]
         assert 0 < room < 48
-        found = dict(
-            re.findall(r"(?m)^powerinfer:(experts_\S+) (\S+)$", running.get("metrics").text)
-        )
-        chosen = {
-            tier: found[f'experts_chosen_total{{model="model",tier="{tier}"}}'] for tier in NAMES
-        }
-        assert float(chosen["gpu"]) > 0 < float(chosen["ram"]) and float(chosen["storage"]) == 0
-        assert float(found['experts_gpu_room{model="model"}']) == room
-        assert 0 < float(found['experts_gpu{model="model"}']) <= room
-        assert 'experts_copied_total{model="model"}' in found
+        found = metrics_of_experts(running)
+        chosen = {tier: found[f"chosen_total,{tier}"] for tier in NAMES}
+        assert chosen["gpu"] > 0 < chosen["ram"] and chosen["storage"] == 0
+        assert found["gpu_room"] == room and 0 < found["gpu"] <= room
+        assert "copied_total" in found
         view = running.get("view").json()
         tiers = np.frombuffer(base64.b64decode(view["tiers"]), np.uint8)
         assert view["unit"] == "experts" and view["layer_units"] == [16] * 3
-        assert (tiers == 2).sum() == float(found['experts_gpu{model="model"}'])
+        assert (tiers == 2).sum() == found["gpu"]
+
+
+def test_sixteen_clients(path: Path) -> None:
+    """A quarter has a grammar, and four more leave before their answer: the texts of the CPU."""
+    asked = [
+        {"prompt": f"Once upon a time {chr(97 + i)}", "max_tokens": 12, "temperature": 0}
+        | ({"grammar": "root ::= [a-z ]+"} if i % 4 == 3 else {})
+        for i in range(16)
+    ]
+    left = {"prompt": "There was", "max_tokens": 40, "stream": True}
+    options = {"n_ctx": 64, "n_ubatch": 16, "n_threads": 2, "n_parallel": 20, "n_kv": 1280}
+
+    def texts(**device: Any) -> tuple[list[str], dict[str, float]]:
+        with serving.in_thread(path, **options, **device) as running:
+
+            def ask(body: dict[str, Any]) -> str:
+                return running.post("v1/completions", body).json()["choices"][0]["text"]
+
+            leaving = [running.ask("v1/completions", left) for _ in range(4)]
+            with ThreadPoolExecutor(16) as pool:
+                answers = [pool.submit(ask, body) for body in asked]
+                for connection in leaving:
+                    connection.recv(1)
+                    connection.close()
+                said = [answer.result() for answer in answers]
+            serving.wait_for(lambda: running.idle)
+            return said, metrics_of_experts(running)
+
+    want, _ = texts()
+    budget = 1.2 * budgets(path)["half"] * MIB
+    got, found = texts(device="simt", vram_budget=budget)
+    assert got == want
+    assert found["chosen_total,gpu"] > 0 < found["chosen_total,ram"] and found["copied_total"] > 0

@@ -12,9 +12,9 @@ using ggml::size_sum;
 
 namespace {
 
-// Bytes per second of PCIe 4, and the time that no token is expected to take longer than: between
+// Bytes per second of PCIe 4, and the time that no step is expected to take longer than: between
 // two of them somebody may have been asked for input.
-constexpr double kBus = 25e9, kLongToken = 0.2;
+constexpr double kBus = 25e9, kLongStep = 0.2;
 
 uint64_t array_bytes(uint64_t bytes) {
     return ggml::size_rounded_up(bytes, ggml::kDeviceGranule);
@@ -193,14 +193,14 @@ void ExpertFrames::publish_table(ggml::DeviceStream* stream) {
 }
 
 void ExpertFrames::begin(ggml::DeviceStream* stream, int64_t n, bool generated) {
-    // What crosses the bus in the time of a token.
+    // What crosses the bus in the time of a step, of one text's rows or of many texts'.
     const auto now = std::chrono::steady_clock::now();
-    if (was_token_) {
+    if (was_generated_) {
         const double seconds = std::chrono::duration<double>(now - begun_).count();
-        experts_.set_bytes_per_token(copies_per_token(kBus, std::min(seconds, kLongToken)));
+        experts_.set_bytes_per_step(copies_per_step(kBus, std::min(seconds, kLongStep)));
     }
     begun_ = now;
-    was_token_ = generated && n == 1;
+    was_generated_ = generated;
     if (generated) {
         experts_.begin(int32_t(n));
     } else {

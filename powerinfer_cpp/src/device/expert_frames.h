@@ -34,8 +34,9 @@ struct FrameShape {
     // [parts]: gate, if there is one, up and down; and then a row of biases for each of them, of no
     // rows where it has none.
     std::vector<std::vector<Matrix>> matrices;
-    bool needed =
-        false;  // have layers on the device experts, even if none of them may have a frame?
+    // Have layers on the device experts? None of them may have a frame if the device has no
+    // products for their format.
+    bool needed = false;
     uint64_t staged = 0;  // bytes of an expert in RAM, at most
     bool visits = false;  // is there room for experts that come for a prompt?
 
@@ -62,16 +63,16 @@ struct ExpertWeights {
 // through.
 class ExpertFrames {
  public:
-    // changes: RAM may lose an expert
-    // while it is copied, since it is a cache of the disk: so kStagedExperts at most are on their
-    // way, in copies. Throws Error(memory | device).
+    // changes: RAM is a cache of the disk and may lose an expert while it is copied; so at most
+    // kStagedExperts are on their way, as copies of their own. Throws Error(memory | device).
     ExpertFrames(ggml::Device& device, const FrameShape& shape, bool changes);
-    // Waits for copies from RAM, which may go then.
+    // Waits for copies that still read RAM.
     ~ExpertFrames();
 
-    // Has the device a frame for an expert of this part, or for each of its size for ever? Graphs
-    // are recorded by the latter, so it never changes.
+    // Has the device a frame for at least one expert of this part?
     bool any(int64_t part) const;
+    // Has it frames for all of them, which they never leave? Graphs are recorded by this, so it
+    // does not change while the model lives.
     bool all(int64_t part) const;
     ggml::DeviceFrames frames(int64_t part) const;
     // A product of the expert in frame 0: 0 for the gate or, without one, for up; and so on.
@@ -152,7 +153,7 @@ class ExpertFrames {
     std::vector<CardExperts::Move> moves_;
     std::vector<int32_t> blocks_;                  // of used()
     std::chrono::steady_clock::time_point begun_;  // the last pass
-    bool was_token_ = false;                       // it was one generated row
+    bool was_generated_ = false;                   // its rows were
     std::atomic<uint64_t> copies_made_{0}, copied_bytes_{0};
     ggml::Owned<ggml::DeviceStream> copies_;
 };

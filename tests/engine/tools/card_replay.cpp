@@ -205,7 +205,7 @@ int run(int argc, char** argv) {
         }
         if (policy == "follow") {
             words >> known >> copies;
-            options.bytes_per_token = copies * text.bytes;
+            options.bytes_per_step = copies * text.bytes;
             understood = bool(words);
             if (float half_life, threshold; words >> half_life >> threshold) {
                 options.half_life = half_life;

@@ -115,7 +115,7 @@ void CardExperts::begin(int32_t n) {
     // budget of less than an expert grows until it is one.
     uint64_t page = 0;
     for (const CardShape::Class& c : shape_.classes) page = std::max(page, c.bytes);
-    const double budget = options_.bytes_per_token;
+    const double budget = options_.bytes_per_step;
     credit_ = std::min(credit_ + budget, std::max(budget, double(page)));
     pass(n, double(n));
 }

@@ -53,19 +53,19 @@ struct CardOptions {
     // So many more uses than its victim an expert must be worth. A copy reads RAM once more, and so
     // does a use that it saves.
     float threshold = 0.75f;
-    // Of copies, for each generated token; 0: none are made. What is not used is not saved for
-    // later.
-    double bytes_per_token = 0;
+    // Of copies, for each step of generated rows; 0: none are made. What is not used is not saved
+    // for later.
+    double bytes_per_step = 0;
     float profile_tokens = 1000;  // that the profile weighs in the average
     // A prompt's rows count as so many tokens together, at most: a long one must not replace
     // everything that is known, and nothing is copied for it.
     int32_t prompt_tokens = 4;
 };
 
-// A budget of bytes per token, so that copies take half of the bus beside a token of such a length.
+// A budget of bytes per step, so that copies take half of the bus beside a step of such a length.
 // In replays fewer pay where nothing limits them: at most 45 experts of Qwen3-30B-A3B a token.
-constexpr double copies_per_token(double bus_bytes_per_s, double token_s) {
-    return 0.5 * bus_bytes_per_s * token_s;
+constexpr double copies_per_step(double bus_bytes_per_s, double step_s) {
+    return 0.5 * bus_bytes_per_s * step_s;
 }
 
 class CardExperts {
@@ -112,8 +112,8 @@ class CardExperts {
     void drop();  // all that are on their way
     int64_t pending() const { return pending_; }
 
-    // For a bus or a token's time that became known later.
-    void set_bytes_per_token(double bytes) { options_.bytes_per_token = bytes; }
+    // For a bus or a step's time that became known later.
+    void set_bytes_per_step(double bytes) { options_.bytes_per_step = bytes; }
     // Expected uses per token.
     float rate(int32_t block) const { return worth(blocks_[block]) / horizon_; }
 
