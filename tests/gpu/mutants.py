@@ -86,6 +86,17 @@ def guard(code: str) -> tuple[int, str] | None:
     return (begin, what) if what and GUARD.search(code[begin:end]) else None
 
 
+def variants(line: str) -> set[str]:
+    """A line as EQUIVALENT may name it: with its comment, or without."""
+    return {line.strip(), line.split("//")[0].strip()}
+
+
+def unknown(file: Path) -> list[str]:
+    """Entries of EQUIVALENT that no line of the file is: it has changed since."""
+    lines = set().union(*map(variants, file.read_text().splitlines()))
+    return [entry for entry in EQUIVALENT.get(file.name, []) if entry not in lines]
+
+
 def mutants(file: Path) -> Iterator[Mutant]:
     """The versions of a file in which one barrier or guard is missing."""
     lines = file.read_text().splitlines()
@@ -98,8 +109,7 @@ def mutants(file: Path) -> Iterator[Mutant]:
         elif line.startswith(("}  // namespace", "template", "void ")):  # what follows says more
             in_kernel = False
         code = line.split("//")[0].rstrip()
-        same = EQUIVALENT.get(file.name, [])
-        if not in_kernel or code.strip() in same or line.strip() in same:
+        if not in_kernel or variants(line) & set(EQUIVALENT.get(file.name, [])):
             continue
         if BARRIER.search(code):
             changed = BARRIER.sub(";", code)
@@ -176,6 +186,9 @@ def main() -> int:
     kernels = sorted(KERNELS.rglob("*.cu"))
     changed = kernels + [path for path in sorted(KERNELS.rglob("*.h")) if path.name in HEADERS]
     chosen = [k for k in changed if k.name in sys.argv[2:]] if sys.argv[2:] else changed
+    if stale := [f"{file.name}: {entry}" for file in chosen for entry in unknown(file)]:
+        print("no line of the file is", *stale, sep="\n", file=sys.stderr)
+        return 1
     all_mutants = [m for file in chosen for m in mutants(file)]
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
         folder = Path(name)

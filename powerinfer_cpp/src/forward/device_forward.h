@@ -97,6 +97,7 @@ class DeviceForward : public DeviceKv {
                         const F& meanwhile);
     void launch_frames(const FeedForward& part, const ggml::DeviceInput& x,
                        const ggml::DeviceFrames& frames, bool visitors);
+    bool visits(const FeedForward& part, const Kind& kind) const;
     bool visit_experts(const Pass& p, int64_t i, const FeedForward& part,
                        const ggml::DeviceInput& x, const Kind& kind);
     void launch_matrices(const FeedForward& part, const ggml::DeviceInput& x, float* y);

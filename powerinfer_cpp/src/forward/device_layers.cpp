@@ -107,7 +107,7 @@ class DeviceSteps {
         throw Error(Code::internal, "a device has no operators for this part");  // keeps_to_cpu()
     }
 
-    // What keeps_to_cpu() has refused.
+    // keeps_to_cpu() refuses parts that need one of these.
     void norm(float*, const NormWeights&) {
         throw Error(Code::internal, "a device does not norm what parts give");
     }
@@ -144,9 +144,7 @@ void DeviceForward::launch_layer(const Pass& p, int64_t i, const Kind& kind, Lau
     DeviceSteps steps(*this, p, i, kind, mode);
     walk(model_.layers[size_t(i)], steps);
     const bool after = mode == LaunchMode::by_layer && !cpu_may_read(p);
-    // By visit_experts().
-    const bool done = ffn(i).routed() && kind.visits && on_.experts->can_visit(ffn(i).index);
-    if (after && !done && cpu_has_part(i, kind)) compute_cpu_part(p, i, kind);
+    if (after && !visits(ffn(i), kind) && cpu_has_part(i, kind)) compute_cpu_part(p, i, kind);
 }
 
 // x += y, with the next norm of the stream if it has room for that.
@@ -403,7 +401,7 @@ void DeviceForward::launch_experts(const Pass& p, int64_t i, const FeedForward& 
     if (experts.any(part.index)) launch_frames(part, x, frames, false);
     meanwhile();
     ggml::DeviceFrames merged = frames;
-    if (meets && kind.visits && experts.can_visit(part.index)) {
+    if (meets && visits(part, kind)) {
         if (visit_experts(p, i, part, x, kind)) merged = experts.everywhere();
     } else if (meets) {
         cpu_part_before_merge(p, i, kind, mode);
@@ -427,6 +425,11 @@ void DeviceForward::launch_frames(const FeedForward& part, const DeviceInput& x,
     // Pairs whose experts are elsewhere have any values here; nobody reads them.
     ops_.activation(stream_.get(), part.activation, fired, gated ? s.expert_up : nullptr);
     ops_.matmul_experts(stream_.get(), fired, s.choice, frames, &down, 1);
+}
+
+// May experts that the device lacks come to it for these rows? Then visit_experts() sees to them.
+bool DeviceForward::visits(const FeedForward& part, const Kind& kind) const {
+    return kind.visits && part.routed() && on_.experts->can_visit(part.index);
 }
 
 // For rows of a prompt: if the experts that the device lacks have enough rows to pay for their way,
