@@ -89,6 +89,16 @@ inline void append_logits(const Session& session, int32_t row, Floats& out) {
     out.insert(out.end(), logits, logits + session.model->config.n_vocab);
 }
 
+// Logits of tokens [begin, end) in one call, all of a prompt or all generated.
+inline void append_rows(Session& session, const Tokens& tokens, size_t begin, size_t end,
+                        bool is_generated, Floats& out) {
+    const std::vector<char> keep(end - begin, 1), generated(end - begin, is_generated);
+    eval(session, Tokens(tokens.begin() + ptrdiff_t(begin), tokens.begin() + ptrdiff_t(end)),
+         {nullptr, reinterpret_cast<const bool*>(keep.data()),
+          reinterpret_cast<const bool*>(generated.data())});
+    for (size_t row = begin; row < end; row++) append_logits(session, int32_t(row - begin), out);
+}
+
 // Logits of all tokens, `at_once` per call; tokens from n_prompt on count as generated.
 inline Floats logits(Session& session, const Tokens& tokens, size_t at_once = 96,
                      size_t n_prompt = SIZE_MAX, int32_t seq = 0) {

@@ -54,13 +54,8 @@ inline Floats answer(std::shared_ptr<const Model> model, const pi_session_params
     Session session(std::move(model), params);
     const Tokens tokens = random_tokens(n + 20, 3);
     Floats out;
-    const auto rows = [&](size_t begin, size_t end, bool is_generated) {
-        const size_t n_rows = end - begin;
-        const std::vector<char> keep(n_rows, 1), generated(n_rows, is_generated);
-        eval(session, Tokens(tokens.begin() + ptrdiff_t(begin), tokens.begin() + ptrdiff_t(end)),
-             {nullptr, reinterpret_cast<const bool*>(keep.data()),
-              reinterpret_cast<const bool*>(generated.data())});
-        for (size_t row = 0; row < n_rows; row++) append_logits(session, int32_t(row), out);
+    const auto rows = [&](size_t begin, size_t end, bool generated) {
+        append_rows(session, tokens, begin, end, generated, out);
     };
     rows(0, n, false);
     for (size_t i = n; i < n + 12; i++) rows(i, i + 1, true);

@@ -64,16 +64,6 @@ inline Shape by_neuron(DType type) {
     return s;
 }
 
-// Logits of tokens [begin, end) in one call, all of a prompt or all generated.
-inline void append_rows(Session& session, const Tokens& tokens, size_t begin, size_t end,
-                        bool is_generated, Floats& out) {
-    const std::vector<char> keep(end - begin, 1), generated(end - begin, is_generated);
-    eval(session, Tokens(tokens.begin() + ptrdiff_t(begin), tokens.begin() + ptrdiff_t(end)),
-         {nullptr, reinterpret_cast<const bool*>(keep.data()),
-          reinterpret_cast<const bool*>(generated.data())});
-    for (size_t row = begin; row < end; row++) append_logits(session, int32_t(row - begin), out);
-}
-
 // Eight experts, of which a row computes two.
 inline Shape mixture(DType type) {
     Shape s;

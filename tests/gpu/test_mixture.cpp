@@ -134,6 +134,23 @@ void test_one_missing() {
     CHECK(model->device->experts->copies() > 0);
 }
 
+// Steps of several rows, as of several texts or of guesses, move experts as single rows do.
+void test_rows_by_pairs() {
+    const std::string path = written(mixture(DType::F16));
+    const pi_session_params params = session_params();
+    const Range range = budgets(path, params);
+    const auto model = load_on(path, (range.least + range.most) / 2, params);
+    Session session(model, params), cpu(load(path), params);
+    const Tokens tokens = random_tokens(40, 6);
+    Floats got, expected;
+    for (size_t i = 0; i < tokens.size(); i += 2) {
+        append_rows(session, tokens, i, i + 2, true, got);
+        append_rows(cpu, tokens, i, i + 2, true, expected);
+    }
+    CHECK(same(got, expected));
+    CHECK(model->device->experts->copies() > 0);
+}
+
 // Experts in a format that the device has no products for stay with the CPU, in all layers or one:
 // attention of their layers is on the device.
 void test_other_formats() {
@@ -239,6 +256,7 @@ int main(int argc, char**) {
     }
     test_other_formats();
     test_one_missing();
+    test_rows_by_pairs();
     test_visits(DType::Q4_0);
     if (full_circle()) test_visits(DType::F16);
     test_disk(DType::Q4_0);
