@@ -6,8 +6,10 @@ import importlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import hostile
 import pytest
 from circles import pick
 
@@ -48,6 +50,24 @@ def test_texts_are_grown_by_rules(driver) -> None:
     assert driver.grown(b"\1" * 5000, rules, "<list>").count("[") < 5000
     assert driver.grown(b"", rules, "<list>x") == "x"
     assert driver.grown(b"\xff<list>\xc3\xa9", rules, "<list>") == "<list>\u00e9"
+
+
+def test_the_clock_of_cases_leaves_out_what_came_before() -> None:
+    """A process that ended in a case counts with what it did in it."""
+    code = (
+        "import sys, time\n"
+        "while time.process_time() < 0.5: pass\n"
+        "print(flush=True), sys.stdin.read(1)\n"
+        "while time.process_time() < 0.8: pass\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    all_of_it = hostile.Clock()
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        process.stdout.readline()
+        clock = hostile.Clock()
+        process.communicate(b"x")
+    time.sleep(0.6)  # the smaller is what processors took
+    assert 0.2 < clock.seconds() < 0.5 < all_of_it.seconds()
 
 
 def test_without_the_fuzzer(tmp_path: Path) -> None:
