@@ -213,7 +213,7 @@ void test_attention() {
     const std::vector<std::pair<DType, int>> kinds = {
         {DType::F16, 64},  {DType::F32, 64},  {DType::Q8_0, 64}, {DType::F16, 40},
         {DType::F16, 128}, {DType::Q8_0, 96}, {DType::F32, 6},   {DType::F16, 250},
-        {DType::F16, 256}, {DType::F32, 136}};
+        {DType::F16, 256}, {DType::F32, 136}, {DType::F32, 48}};
     for (auto [type, dim] : kinds) {
         KvLayer host{type, n_kv, dim, dim, nullptr, nullptr, 0};
         host.page_stride = 2 * n_kv * host.key_run();
@@ -264,7 +264,12 @@ void test_attention() {
         }
         const int n = int(rows.size());
         const Floats q = normal(n * n_head * dim);
-        const Array<float> device_q(q), out(q.size());
+        const Array<float> device_q(q);
+        // In 8 bits, too, where rows are whole groups of 32.
+        const int out_dim = n_head * dim;
+        Activations out(Floats(size_t(n * out_dim)), n);
+        const bool to8 = out_dim % kQ == 0;
+        if (!to8) out.device.q = nullptr;
         const Array<DeviceAttentionRow> device_ranges(device_rows);
         DeviceAttentionScratch scratch;
         scratch.blocks = int(device_attention_blocks(length)) + 1;  // more than are needed
@@ -280,11 +285,13 @@ void test_attention() {
             attention(context, host, n_head, how, rows.data(), n, q.data(), *room, expected.data());
             if (more) how.sinks = device_sinks.get();
             ops.attention(stream(), device, n_head, how, device_ranges.get(), n, device_q.get(),
-                          scratch, out.get());
+                          scratch, out.device);
             // Where the CPU's weights differ in their last bits, integers of 14 bits may differ
             // by 1.
             const double rounding = type == DType::Q8_0 ? 2e-4 : kRounding;
-            CHECK(like_the_cpus(noted(out.read()), expected, rounding));
+            const Floats got = noted(out.x.read());
+            CHECK(like_the_cpus(got, expected, rounding));
+            if (to8) CHECK(out.quantised_as(got));
         }
     }
 }
@@ -330,7 +337,7 @@ void test_long_attention() {
     const Array<float> device_sink(sink);
     const AttentionScores how{1, 0, sink.data()}, device_how{1, 0, device_sink.get()};
     ops.attention(stream(), device, 1, device_how, device_row.get(), 1, device_q.get(), scratch,
-                  out.get());
+                  {out.get(), nullptr, nullptr, 1, dim});
     Floats expected(q.size());
     Carved<AttentionScratch> room("scratch", context.threads.size(), 1, length,
                                   AttentionSizes{1, dim, dim, dim});

@@ -209,14 +209,21 @@ void DeviceForward::launch_attention(int64_t i, const Attention& a, const Device
     sums.blocks = kind.blocks;
     DeviceInput attended = s.attended;
     attended.cols = int(a.out_dim());
+    const auto attended_from = [&](int64_t t, int64_t n) {
+        DeviceInput part = attended;
+        part.x += t * a.out_dim();
+        part.q += t * a.out_dim();
+        part.s += t * a.out_dim() / ggml::kQ;
+        part.rows = int(n);
+        return part;
+    };
     const ggml::AttentionScores scores{a.scale, a.softcap, on_.vector(&a.sinks)};
     for (int64_t t = 0; t < kind.rows; t += s.attention_rows) {
+        const int64_t n = std::min(s.attention_rows, kind.rows - t);
         ops_.attention(stream_.get(), kv, int(a.n_head), scores,
-                       s.step.rows + (i - first_) * kind.rows + t,
-                       int(std::min(s.attention_rows, kind.rows - t)), s.q + t * a.q_dim(), sums,
-                       attended.x + t * a.out_dim());
+                       s.step.rows + (i - first_) * kind.rows + t, int(n), s.q + t * a.q_dim(),
+                       sums, attended_from(t, n));
     }
-    ops_.quantise(stream_.get(), attended);
     launch_products(attended, {product(a.o, y, a.o_bias)});
 }
 

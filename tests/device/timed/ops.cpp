@@ -75,7 +75,7 @@ void store_kv(DeviceStream* stream, const KvLayer&, const KvSlot*, int, const fl
 }
 void attention(DeviceStream* stream, const KvLayer& kv, int, const AttentionScores&,
                const DeviceAttentionRow* rows, int n, const float*, const DeviceAttentionScratch&,
-               float*) {
+               const DeviceInput&) {
     const double position = double(2 * kv.n_head_kv * kv.key_bytes());
     of(stream).put(kAttention, [=](Timeline& t) {
         int64_t positions = 0;

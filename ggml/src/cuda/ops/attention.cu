@@ -297,7 +297,7 @@ __device__ inline float larger(float a, float b) {
 // joins.
 __global__ void attention_sum_kernel(int head_dim, AttentionScores how,
                                      const DeviceAttentionRow* rows, int blocks, const float* sums,
-                                     float* out) {
+                                     DeviceInput out) {
     GGML_SHARED(float, tops, kThreads);
     GGML_SHARED(float, shrink, kThreads);
     GGML_SHARED(float, weight, kThreads);
@@ -334,14 +334,18 @@ __global__ void attention_sum_kernel(int head_dim, AttentionScores how,
         total = total * less + exp_f32(sink - most);
         value *= less;
     }
-    if (thread < head_dim) out[head * head_dim + thread] = value / total;
+    if (thread >= head_dim) return;
+    const int64_t i = head * head_dim + thread;
+    value /= total;
+    out.x[i] = value;
+    if (out.q) quantise_group(out, i, value);
 }
 
 }  // namespace
 
 void attention(DeviceStream* stream, const KvLayer& layer, int n_head, const AttentionScores& how,
                const DeviceAttentionRow* rows, int n, const float* q,
-               const DeviceAttentionScratch& scratch, float* out) {
+               const DeviceAttentionScratch& scratch, const DeviceInput& out) {
     const int bytes = int(layer.key_bytes());
     int step = kPage;
     while (step * bytes > kStageBytes) step /= 2;
@@ -362,8 +366,14 @@ void attention(DeviceStream* stream, const KvLayer& layer, int n_head, const Att
         odd ? run(Kernel<attention_kernel<DType::F32, true>>())
             : run(Kernel<attention_kernel<DType::F32, false>>());
     }
+    // Heads of whole groups of 32 are made 8 bits by the way.
+    const bool later = out.q && layer.head_dim % kQ;
+    DeviceInput summed = out;
+    if (later) summed.q = nullptr;
     launch<attention_sum_kernel>(stream, dim3(unsigned(n_head), unsigned(n)), kThreads,
-                                 int(layer.head_dim), how, rows, scratch.blocks, scratch.sums, out);
+                                 int(layer.head_dim), how, rows, scratch.blocks, scratch.sums,
+                                 summed);
+    if (later) quantise(stream, out);
 }
 
 }  // namespace ggml::GGML_GPU
