@@ -34,6 +34,7 @@ struct Told {
     }
     void norm(Rows y, const NormWeights&) { say(std::string("norm ") + y); }
     void scale(Rows y, float) { say(std::string("scale ") + y); }
+    void scale_stream(const float*) { scale(stream(), 0); }
     void add(Rows to, Rows y) { say(std::string(to) + " += " + y); }
 };
 

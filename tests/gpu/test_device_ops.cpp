@@ -5,6 +5,7 @@
 #include "gpu/expert_products.h"
 #include "gpu/expert_tests.h"
 #include "gpu/ffn_tests.h"
+#include "gpu/heads_tests.h"
 #include "gpu/twins.h"
 
 using namespace gpu_test;
@@ -26,6 +27,49 @@ void test_embedding() {
             CHECK(std::equal(row.begin(), row.end(), got.begin() + t * 512));
         }
     }
+}
+
+// Numbers, and sigmoids of heads and rows, that multiply; and the cap of logits.
+void test_factors(int64_t rows, int64_t cols) {
+    const int64_t dim = 52, heads = cols / dim, n = rows * cols;
+    const Floats values = normal(n);
+    const Array<float> factor(Floats{0.3f});
+    Floats expected = values;
+    const Array<float> by_number(values), by_memory(values), capped(values), weighed(values);
+    scale(context, expected.data(), 0.3f, n);
+    ops.scale(stream(), by_number.get(), nullptr, 0.3f, n);
+    ops.scale(stream(), by_memory.get(), factor.get(), 2, n);
+    CHECK(same_bits(noted(by_number.read()), expected));
+    CHECK(same_bits(noted(by_memory.read()), expected));
+    expected = values;
+    softcap(context, expected.data(), 1.5f, n);
+    ops.softcap(stream(), capped.get(), 1.5f, n);
+    CHECK(same_bits(noted(capped.read()), expected));
+
+    const Floats score = normal(rows);
+    const Array<float> device_score(score);
+    expected = values;
+    for (int64_t t = 0; t < rows; t++) {
+        scale(context, &expected[size_t(t * cols)], sigmoid(score[size_t(t)]), cols);
+    }
+    ops.weigh(stream(), weighed.get(), device_score.get(), int(rows), int(cols));
+    CHECK(same_bits(noted(weighed.read()), expected));
+
+    // Gates behind each head of something else.
+    const Floats both = normal(2 * n);
+    const Array<float> device_both(both);
+    const Activations gated(values, rows);
+    Floats gates;
+    for (int64_t h = 0; h < rows * heads; h++) {
+        const auto from = both.begin() + (2 * h + 1) * dim;
+        gates.insert(gates.end(), from, from + dim);
+    }
+    expected = values;
+    gate_by_sigmoid(context, expected.data(), gates.data(), n);
+    ops.gate_by_sigmoid(stream(), gated.device, device_both.get() + dim, 2 * cols, 2 * dim,
+                        int(dim));
+    CHECK(same_bits(noted(gated.x.read()), expected));
+    CHECK(gated.quantised_as(expected));
 }
 
 void test_elementwise() {
@@ -57,6 +101,18 @@ void test_elementwise() {
             CHECK(b.quantised_as(expected));
         }
     }
+    const Xielu how{0.8f, 1.3f, 0.5f, -1e-6f};
+    Floats curved = normal(rows * cols, 4);
+    curved[5] = NAN;
+    const Activations c(curved, rows);
+    ops.xielu(stream(), how, c.device);
+    xielu(context, how, curved.data(), rows * cols);
+    Floats bent = noted(c.x.read());
+    CHECK(std::isnan(bent[5]) && std::isnan(curved[5]));
+    bent[5] = curved[5] = 0;
+    CHECK(same_bits(bent, curved));
+    test_factors(rows, cols);
+
     Floats gates(32, 1), alone(32, -1), ups(32, 1);
     gates[0] = gates[2] = alone[0] = alone[2] = ups[1] = ups[2] = NAN;
     const Array<float> of_up(ups);
@@ -76,11 +132,12 @@ void test_elementwise() {
     CHECK(same_bits(noted(x.read()), sum));
 }
 
-enum class Norm { rms, plain_rms, layer };
+enum class Norm { rms, plain_rms, layer, layer_alone };
 
 void test_norm(Norm kind, int64_t cols, int n_added) {
     const int64_t rows = 2;
-    const bool layer = kind == Norm::layer;
+    const bool layer = kind == Norm::layer || kind == Norm::layer_alone;
+    const bool biased = kind == Norm::layer;
     Floats x = normal(rows * cols, 1, 0.3f);
     const Floats weight = normal(cols, 1, 1), bias = normal(cols);
     const Floats more[2] = {normal(rows * cols), normal(rows * cols)};
@@ -88,7 +145,8 @@ void test_norm(Norm kind, int64_t cols, int n_added) {
     const Activations y(Floats(size_t(rows * cols)), rows);
     DeviceNorm p;
     p.weight = kind == Norm::plain_rms ? nullptr : dw.get();
-    p.bias = layer ? db.get() : nullptr;
+    p.layer = layer;
+    p.bias = biased ? db.get() : nullptr;
     p.eps = 1e-5f;
     p.x = dx.get();
     if (n_added > 0) p.added[0] = d0.get();
@@ -98,8 +156,8 @@ void test_norm(Norm kind, int64_t cols, int n_added) {
     for (int i = 0; i < n_added; i++) add(context, x.data(), more[i].data(), rows * cols);
     Floats expected(x.size());
     if (layer) {
-        layer_norm(context, x.data(), weight.data(), bias.data(), p.eps, rows, cols,
-                   expected.data());
+        layer_norm(context, x.data(), weight.data(), biased ? bias.data() : nullptr, p.eps, rows,
+                   cols, expected.data());
     } else {
         rms_norm(context, x.data(), p.weight ? weight.data() : nullptr, p.eps, rows, cols,
                  expected.data());
@@ -111,29 +169,38 @@ void test_norm(Norm kind, int64_t cols, int n_added) {
 
 void test_norms() {
     for (int64_t cols : {32, 288, 4096, 4128}) {
-        for (Norm kind : {Norm::rms, Norm::plain_rms, Norm::layer}) {
+        for (Norm kind : {Norm::rms, Norm::plain_rms, Norm::layer, Norm::layer_alone}) {
             for (int n_added : {0, 1, 2}) test_norm(kind, cols, n_added);
         }
     }
 }
 
-// Products with the first n rows of x, for several n: the CPU's bits, alone and in tiles.
+// Products with the first n rows of x, for several n: the CPU's bits, alone and in tiles. One has a
+// bias and a scale, and rows of y that are apart.
 void test_product(DType type, int64_t rows, int64_t cols, const std::vector<int64_t>& counts) {
     const Weights w(type, rows, cols);
     const CpuMatrix cpu(w.host);
     const Floats bias = normal(rows);
-    const Array<float> device_bias(bias);
+    const float factor = 0.7f;
+    const Array<float> device_bias(bias), device_scale(Floats{factor});
     const int64_t most = *std::max_element(counts.begin(), counts.end());
     const Floats values = normal(most * cols, 1 / std::sqrt(float(cols)));
     for (int64_t n : counts) {
         const Activations x(Floats(values.begin(), values.begin() + n * cols), n);
-        ops.quantise(stream(), x.device);
-        const Array<float> y(size_t(n * rows)), z(size_t(n * rows));
-        const DeviceProduct products[] = {{w.device, y.get(), device_bias.get()},
-                                          {w.device, z.get(), nullptr}};
+        if (cols % kQ == 0) ops.quantise(stream(), x.device);
+        const int64_t apart = rows + 3;
+        const Array<float> y(size_t(n * rows)), z(Floats(size_t(n * apart), 7.0f));
+        const DeviceProduct products[] = {
+            {w.device, y.get(), device_bias.get()},
+            {w.device, z.get(), device_bias.get(), device_scale.get(), apart}};
         ops.matmul(stream(), x.device, products, 2);
         CHECK(like_the_cpus(noted(y.read()), cpu.times(x.host, bias.data())));
-        CHECK(like_the_cpus(noted(z.read()), cpu.times(x.host, nullptr)));
+        const Floats scaled = cpu.times(x.host, bias.data(), &factor);
+        Floats spread(size_t(n * apart), 7.0f);
+        for (int64_t t = 0; t < n; t++) {
+            std::copy_n(&scaled[size_t(t * rows)], rows, &spread[size_t(t * apart)]);
+        }
+        CHECK(like_the_cpus(noted(z.read()), spread));
     }
 }
 
@@ -148,6 +215,10 @@ void test_products() {
         const bool small = info(type).block != kQK;
         test_product(type, 10, small ? 288 : 256, {1, 3, 8, 11});
         test_product(type, 67, 1280, {1, 3});
+    }
+    // Floats in groups of 8.
+    for (DType type : {DType::F16, DType::F32, DType::BF16}) {
+        for (int64_t odd : {8, 24, 48, 1048}) test_product(type, 21, odd, {1, 3, 67});
     }
     // Weights of several types and heights that share an input.
     const int64_t cols = 512;
@@ -174,37 +245,6 @@ void test_tiles() {
     for (DType type :
          {DType::F16, DType::Q4_0, DType::Q4_1, DType::Q2_K, DType::Q4_K, DType::Q6_K}) {
         test_product(type, 70, 1536, {67});
-    }
-}
-
-void test_positions() {
-    const int n = 3, pairs = 24, head_dim = 64, heads = 5;
-    std::vector<double> frequency;
-    for (int i = 0; i < pairs; i++) frequency.push_back(std::pow(10000.0, -i / double(pairs)));
-    const std::vector<int32_t> position = {0, 77, 131071};
-    const Array<double> device_frequency(frequency);
-    const Array<int32_t> device_position(position);
-    const Array<float> table(size_t(n * pairs * 2));
-    ops.rope_table(stream(), device_frequency.get(), pairs, 1.1, device_position.get(), n,
-                   table.get());
-    Floats expected(size_t(n * pairs * 2));
-    rope_table(context, frequency.data(), pairs, 1.1, position.data(), n, expected.data());
-    CHECK(same_bits(noted(table.read()), expected));
-
-    for (RopePairs how : {RopePairs::adjacent, RopePairs::halves}) {
-        for (bool normed : {false, true}) {
-            Floats x = normal(n * heads * head_dim);
-            const Floats weight = normal(head_dim, 1, 1);
-            const Array<float> device_x(x), device_weight(weight);
-            ops.norm_and_rope(stream(), device_x.get(), n, heads, head_dim,
-                              normed ? device_weight.get() : nullptr, 1e-6f, table.get(), pairs,
-                              how);
-            if (normed) {
-                rms_norm(context, x.data(), weight.data(), 1e-6f, n * heads, head_dim, x.data());
-            }
-            rope(context, x.data(), n, heads, head_dim, expected.data(), pairs, how);
-            CHECK(same_bits(noted(device_x.read()), x));
-        }
     }
 }
 
@@ -240,7 +280,7 @@ void test_attention() {
         for (int i = 900 * n_kv * dim; i < 912 * n_kv * dim; i++) k[size_t(i)] *= 1000;
         const Array<KvSlot> device_slots(slots);
         const Array<float> device_k(k), device_v(v);
-        ops.store_kv(stream(), device, device_slots.get(), length, device_k.get(), device_v.get());
+        store_rows(device, device_slots.get(), length, device_k.get(), device_v.get());
         store_kv(context, host, slots.data(), length, k.data(), v.data());
         std::vector<uint8_t> stored = memory;
         for (int page = 0; page < pages; page++) {  // as rows, which a device has
@@ -317,7 +357,7 @@ void test_long_attention() {
     const int n = int(slots.size());
     const Array<KvSlot> device_slots(slots);
     const Array<float> device_k(k), device_v(v);
-    ops.store_kv(stream(), device, device_slots.get(), n, device_k.get(), device_v.get());
+    store_rows(device, device_slots.get(), n, device_k.get(), device_v.get());
     store_kv(context, host, slots.data(), n, k.data(), v.data());
 
     std::vector<int32_t> table;
@@ -423,7 +463,7 @@ const Group kGroups[] = {{"elementwise", test_embedding},
                          {"matmul", test_products},
                          {"tiles", test_tiles},
                          {"matmul_experts", test_experts},
-                         {"positions", test_positions},
+                         {"heads", test_positions},
                          {"attention", test_attention},
                          {"attention", test_long_attention},
                          {"sketch", test_sketches},

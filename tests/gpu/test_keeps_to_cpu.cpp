@@ -68,21 +68,17 @@ void test_scores_and_rotations() {
     CHECK(!split_of(*model, session).has(0));
     block.blocks[0].neurons.n = 0;
     block.activation = ggml::Activation::relu;
-    attention.growth = 0.1;
-    CHECK(says(keeps_to_cpu(*model, 0), "grow with the position"));
-    attention.growth = 0;
-    attention.v_norm = true;
-    CHECK(says(keeps_to_cpu(*model, 0), "norms of values"));
-    attention.v_norm = false;
-    attention.kv_of = 0;
-    CHECK(says(keeps_to_cpu(*model, 0), "another layer's keys and values"));
-    attention.kv_of = -1;
-    attention.latent.emplace();
-    CHECK(says(keeps_to_cpu(*model, 0), "over latents"));
-    attention.latent.reset();
+    // Experts in matrices have no activation with parameters, and no norm inside.
+    block.n_used = 1;
+    block.xielu.emplace();
+    CHECK(says(keeps_to_cpu(*model, 0), "an activation of their own"));
+    block.xielu.reset();
+    block.norms_values = true;
+    CHECK(says(keeps_to_cpu(*model, 0), "experts with norms"));
+    block.n_used = 0;
     CHECK(keeps_to_cpu(*model, 0).empty());
-    model->layers[0].find<FeedForward>()->xielu.emplace();
-    CHECK(says(keeps_to_cpu(*model, 0), "xIELU"));
+    block.blocks[0].neurons.n = 96;
+    CHECK(says(keeps_to_cpu(*model, 0), "neuron rows whose values are normed"));
 }
 
 // A layer is any list of parts that a device has operators for.
@@ -90,12 +86,6 @@ void test_lists_of_parts() {
     const auto model = inspected(tiny::describe(Shape{}), session_params());
     auto& parts = model->layers[0].parts;
     const auto kept = [&](const char* words) { return says(keeps_to_cpu(*model, 0), words); };
-    parts[0].post_norm.emplace();
-    CHECK(kept("norms after attention and FFN"));
-    parts[0].post_norm.reset();
-    parts[1].sum_norm.emplace();
-    CHECK(kept("norms after attention and FFN"));
-    parts[1].sum_norm.reset();
     parts[0].add = LayerPart::Add::with_next;
     CHECK(keeps_to_cpu(*model, 0).empty());
     parts[1].input = LayerPart::Input::as_before;
@@ -105,10 +95,6 @@ void test_lists_of_parts() {
     parts[1].norm.reset();
     CHECK(keeps_to_cpu(*model, 0).empty());
     parts[1].norm = norm;
-    const auto op = parts[1].op;
-    parts[1].op = LayerEmbedding{};
-    CHECK(kept("embeddings of each layer"));
-    parts[1].op = op;
     const LayerPart last = parts[1], first = parts[0];
     parts.pop_back();
     CHECK(kept("without attention or a feed-forward block"));
@@ -122,20 +108,7 @@ void test_lists_of_parts() {
     router.how.n_expert = ggml::kDeviceExperts + 1;
     parts[2].op = router;
     CHECK(kept("routers of 513 experts"));
-    router.how.n_expert = 0;
-    router.scale = 2;
-    parts[2].op = router;
-    CHECK(kept("routers whose scores are scaled") && keeps_to_cpu(*model, 1).empty());
-}
-
-// The layers are on the device, and the head, which the CPU caps, is not.
-void test_capped_logits() {
-    const pi_session_params session = session_params();
-    const auto model = inspected(tiny::describe(Shape{}), session);
-    CHECK(split_of(*model, session).head);
-    model->config.logit_softcap = 30;
-    const DeviceSplit split = split_of(*model, session);
-    CHECK(!split.head && split.has(0));
+    CHECK(keeps_to_cpu(*model, 1).empty());
 }
 
 // No device has products of IQ1, IQ2 and IQ3.
@@ -147,46 +120,22 @@ void test_grids() {
     CHECK(KeptToCpu(*model).head());
 }
 
-// An RMS norm with one weight for all heads is there; a LayerNorm is not, even of a single head,
-// whose weights have the same shape.
-void test_norms_of_heads() {
-    Shape shape;
-    shape.architecture = "qwen3", shape.n_head = shape.n_head_kv = 1, shape.head_dim = 64;
-    Description d = tiny::describe(shape);
-    for (int64_t i = 0; i < shape.n_layer; i++) {
-        for (const char* name : {".attn_q_norm.weight", ".attn_k_norm.weight"}) {
-            const std::vector<float> ones(size_t(shape.head_dim), 1.0f);
-            const auto* bytes = reinterpret_cast<const uint8_t*>(ones.data());
-            d.tensors.push_back({"blk." + std::to_string(i) + name,
-                                 DType::F32,
-                                 {shape.head_dim},
-                                 {bytes, bytes + ones.size() * sizeof(float)}});
-        }
-    }
-    const auto model = inspected(d, session_params());
-    CHECK(keeps_to_cpu(*model, 1).empty());
-    for (Layer& layer : model->layers) layer.find<Attention>()->norm = Norm::layer;
-    CHECK(says(keeps_to_cpu(*model, 1), "a LayerNorm over each head"));
-    const auto without = inspected(tiny::describe(Shape{}), session_params());
-    without->config.norm = Norm::layer;
-    CHECK(keeps_to_cpu(*without, 1).empty() && !KeptToCpu(*without).head());
-    without->config.norm_bias = false;
-    CHECK(says(keeps_to_cpu(*without, 1), "LayerNorm without bias"));
-    CHECK(KeptToCpu(*without).head());
-}
-
-// A vector with a row for each head stays; a part of a longer one, which is rows of one value, does
-// not.
-void test_parts_of_vectors() {
-    const auto model = inspected(tiny::describe(Shape{}), session_params());
-    WeightSpec bias = model->weights.front();
-    bias.name = "blk.0.attn_qkv.bias";
-    bias.target = Vector{&model->layers[0].find<Attention>()->q_bias};
-    bias.rows = 8, bias.cols = 1;
-    model->weights.push_back(bias);
-    CHECK(keeps_to_cpu(*model, 0).empty());
-    model->weights.back().cols = 4;
-    CHECK(says(keeps_to_cpu(*model, 0), "tensor \"blk.0.attn_qkv.bias\""));
+// A layer that reads the keys and values of one before it comes to the device with that one.
+void test_heads_of_another_layer() {
+    const pi_session_params session = session_params();
+    const auto model = inspected(tiny::describe(Shape{}), session);
+    const int64_t last = model->config.n_layer - 1;
+    pi_model_params params = on_device(1 << 30, session);
+    params.n_gpu_layers = 1;
+    const auto first = [&] {
+        return split_with_device(*model, params, resolve_session_params(*model, session))
+            .first_layer;
+    };
+    CHECK(first() == last);
+    model->layers[size_t(last)].find<Attention>()->kv_of = 0;
+    CHECK(first() == last + 1);
+    params.n_gpu_layers = int32_t(last) + 1;
+    CHECK(first() == 0);
 }
 
 // Convolutions stay, and attention behind the last of them does not. A sequence is cut with the
@@ -231,17 +180,16 @@ void test_layers_with_states() {
     CHECK(goes_on(0) && goes_on(1));
 }
 
-// BitNet's norms between products, and numbers that multiply products.
-void test_inner_norms_and_scales() {
+// Numbers that multiply products of experts.
+void test_scales_of_experts() {
     Description d = tiny::describe(Shape{});
     const float half = 0.5f;
     const auto* bytes = reinterpret_cast<const uint8_t*>(&half);
-    d.tensors.push_back({"blk.0.attn_v.scale", DType::F32, {1}, {bytes, bytes + sizeof(half)}});
+    d.tensors.push_back({"blk.0.ffn_down.scale", DType::F32, {1}, {bytes, bytes + sizeof(half)}});
     const auto model = inspected(d, session_params());
-    CHECK(says(keeps_to_cpu(*model, 0), "a scale of their own"));
-    CHECK(keeps_to_cpu(*model, 1).empty());
-    model->layers[1].find<FeedForward>()->norms_values = true;
-    CHECK(says(keeps_to_cpu(*model, 1), "norms inside feed-forward blocks"));
+    CHECK(keeps_to_cpu(*model, 0).empty());
+    model->layers[0].find<FeedForward>()->n_used = 1;
+    CHECK(says(keeps_to_cpu(*model, 0), "experts' products with a scale"));
 }
 
 }  // namespace
@@ -250,10 +198,8 @@ int main() {
     test_wide_heads();
     test_scores_and_rotations();
     test_lists_of_parts();
-    test_capped_logits();
-    test_norms_of_heads();
-    test_inner_norms_and_scales();
-    test_parts_of_vectors();
+    test_scales_of_experts();
+    test_heads_of_another_layer();
     test_grids();
     test_layers_with_states();
     return check::summary("test_keeps_to_cpu");

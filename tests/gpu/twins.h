@@ -118,9 +118,9 @@ class CpuMatrix {
     }
     CpuMatrix(const CpuMatrix&) = delete;
     // Its product with some rows of an input, in 8 bits too.
-    Floats times(const Input& x, const float* bias) const {
+    Floats times(const Input& x, const float* bias, const float* scale = nullptr) const {
         Floats y(size_t(x.rows * m_.rows));
-        matmul(context, x, {{m_, y.data(), bias}});
+        matmul(context, x, {{m_, y.data(), bias, scale}});
         return y;
     }
 
@@ -138,8 +138,8 @@ struct Activations {
           buffer("input", rows, cols),
           x(values),
           q(values.size()),
-          s(values.size() / kQ) {
-        host = buffer->prepare(context, host_x.data(), n, cols, true);
+          s((values.size() + kQ - 1) / kQ) {
+        host = buffer->prepare(context, host_x.data(), n, cols, cols % kQ == 0);
         device = {x.get(), q.get(), s.get(), int(n), int(cols)};
     }
     int64_t n, cols;

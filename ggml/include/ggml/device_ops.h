@@ -33,8 +33,8 @@ struct DeviceRows {
 int64_t device_row_bytes(DType type, int64_t cols);
 // A row as in the file to what a device reads: floats as they are, blocks in planes (planes.h).
 void pack_device_row(DType type, const uint8_t* row, int64_t cols, uint8_t* out);
-// Can rows of this type and width be multiplied with on a device? Every format; whole groups of 32
-// columns.
+// Can rows of this type and width be multiplied with on a device? Formats in blocks of 32 and 256,
+// and floats in whole groups of 8.
 bool has_device_rows(DType type, int64_t cols);
 
 // Activations: floats, and the same rows in 8 bits for weights that are quantised. Per 32 values a
@@ -48,23 +48,68 @@ struct DeviceInput {
     int8_t* q = nullptr;         // [rows, cols]; null where no weight wants it
     DeviceQ8Scale* s = nullptr;  // [rows, cols / 32]
     int rows = 0, cols = 0;
+
+    // The same room for rows of another width. They have 8 bits if they are whole groups of 32.
+    DeviceInput as(int64_t n, int64_t width) const {
+        return {x, width % kQ ? nullptr : q, width % kQ ? nullptr : s, int(n), int(width)};
+    }
+    // n of the rows, from row t on.
+    DeviceInput part(int64_t t, int64_t n) const {
+        const int64_t at = t * cols;
+        return {x + at, q ? q + at : nullptr, q ? s + at / kQ : nullptr, int(n), cols};
+    }
 };
 
-// y[t][n] = w[n] . x[t] + bias[n]
+// y[t][n] = scale * w[n] . x[t] + bias[n]
 struct DeviceProduct {
     DeviceRows w;
-    float* y = nullptr;           // [x.rows, w.rows]
-    const float* bias = nullptr;  // [w.rows]
+    float* y = nullptr;            // [x.rows, w.rows]
+    const float* bias = nullptr;   // [w.rows]
+    const float* scale = nullptr;  // [1], or null for 1; not of experts
+    int64_t y_row = 0;             // floats between rows of y; 0: w.rows
 };
 
 // Rows of a layer's norm: x += added[0] + added[1] first (null: nothing), then y = norm(x), and y
-// in 8 bits where y.q is there. bias null: RMS norm, else layer norm.
+// in 8 bits where y.q is there. x and y.x may be the same.
 struct DeviceNorm {
-    const float *weight = nullptr, *bias = nullptr;  // [cols]
+    const float *weight = nullptr, *bias = nullptr;  // [cols]; bias: of a layer norm
+    bool layer = false;                              // layer norm, else RMS norm
     float eps = 0;
     float* x = nullptr;                          // [rows, cols]
     const float* added[2] = {nullptr, nullptr};  // [rows, cols]
     DeviceInput y;
+};
+
+constexpr int64_t kDeviceHeadDim = 256;  // the widest heads of heads() and attention()
+
+// Queries, keys and values as products give them, on their way to attention.
+struct DeviceHeads {
+    // Head h of row t begins at x + t * row + h * head.
+    struct Kind {
+        const float* x = nullptr;
+        int64_t row = 0, head = 0;    // floats
+        int dim = 0;                  // of a head
+        const float* norm = nullptr;  // of each head; null: none
+        int normed = 0;               // so many of its first values are normed
+        int rotates = 0;              // from this value on pairs are rotated
+    };
+    Kind q, k, v;  // k.x null: another layer has keys and values. v: its values begin at v.x
+    int rows = 0, n_head = 0;
+    // RMS norms [normed], of values without a weight; or layer norms of queries and keys, without
+    // bias: [heads, dim].
+    bool layer_norm = false, norm_last = false, v_norm = false;
+    float eps = 0;
+    const float* cos_sin = nullptr;  // a row of n_pairs cosines and sines for each row
+    int n_pairs = 0;                 // 0: nothing is rotated
+    RopePairs pairs = RopePairs::adjacent;
+    // Where queries go. The first `apart` values of each go to rows of their own, out_apart
+    // [rows * n_head, apart], and the rest to out.
+    struct Out {
+        float* x = nullptr;
+        int64_t row = 0, head = 0;
+    } out;
+    int apart = 0;
+    float* out_apart = nullptr;
 };
 
 // Where the rows of a call read keys and values. Everything is on the device.
@@ -78,7 +123,6 @@ struct DeviceAttentionScratch {
     int blocks = 0;         // enough for the longest sequence: device_attention_blocks(end)
 };
 constexpr int64_t kDeviceAttentionBlock = 256;  // positions
-constexpr int64_t kDeviceHeadDim = 256;         // the widest heads of attention()
 constexpr int64_t device_attention_blocks(int64_t end) {
     return (end + kDeviceAttentionBlock - 1) / kDeviceAttentionBlock;
 }

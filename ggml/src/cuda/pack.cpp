@@ -36,8 +36,8 @@ int64_t device_row_bytes(DType type, int64_t cols) {
 
 bool has_device_rows(DType type, int64_t cols) {
     const DTypeInfo& format = info(type);
-    const bool known = format.is_quantised() ? plane_bytes(type).low > 0 : format.is_float();
-    return known && cols % kQ == 0 && cols % format.block == 0;
+    if (!format.is_quantised()) return format.is_float() && cols % 8 == 0;
+    return plane_bytes(type).low > 0 && cols % format.block == 0;
 }
 
 void pack_device_row(DType type, const uint8_t* row, int64_t cols, uint8_t* out) {
@@ -46,7 +46,7 @@ void pack_device_row(DType type, const uint8_t* row, int64_t cols, uint8_t* out)
     GGML_PLAIN_FORMATS(PACK)
     GGML_K_FORMATS(PACK)
 #undef PACK
-    std::memcpy(out, row, size_t(info(type).size(cols)));  // cols % 32 == 0: no padding
+    std::memcpy(out, row, size_t(info(type).size(cols)));  // whole groups of 8: no padding
 }
 
 }  // namespace ggml

@@ -97,6 +97,7 @@ class CpuSteps {
 
     void norm(float* y, const NormWeights& w) { p_.norm(y, w, n_, y); }
     void scale(float* y, float by) { ggml::scale(p_.context, y, by, n_ * n_embd()); }
+    void scale_stream(const float* by) { scale(stream(), *by); }
     void add(float* to, const float* y) { ggml::add(p_.context, to, y, n_ * n_embd()); }
 
  private:

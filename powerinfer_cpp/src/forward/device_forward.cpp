@@ -316,10 +316,14 @@ void DeviceForward::fill_step(const Pass& p, int64_t begin, int64_t end) {
             std::memcpy(step.pages + kind * per_kind + at, batch.pages_of(kind)[t],
                         size_t(pages_of(last)) * sizeof(int32_t));
         }
+        const int64_t width = model_.layer_embd.width;
         for (int64_t i = first_; i < c.n_layer; i++) {
-            const int64_t window = model_.layers[size_t(i)].find<Attention>()->window;
-            const int64_t first = window ? std::max<int64_t>(0, last - window) : 0;
-            const int64_t of = kv_layout_.kind(i) * per_kind + at;
+            std::copy_n(p.work.embedding.all + (t * c.n_layer + i) * width, width,
+                        step.embedding + ((i - first_) * n + k) * width);
+            const Attention* const a = model_.layers[size_t(i)].find<Attention>();
+            if (!a) continue;
+            const int64_t first = a->window ? std::max<int64_t>(0, last - a->window) : 0;
+            const int64_t of = kv_layout_.kind(a->kv_of >= 0 ? a->kv_of : i) * per_kind + at;
             step.rows[(i - first_) * n + k] = {scratch_.step.pages + of, int32_t(first), last};
         }
     }

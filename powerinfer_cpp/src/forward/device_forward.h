@@ -80,6 +80,17 @@ class DeviceForward : public DeviceKv {
     void launch_logits(const ggml::DeviceInput& normed);
     void launch_attention(int64_t i, const Attention& a, const ggml::DeviceInput& x, float* y,
                           const Kind& kind);
+    ggml::DeviceHeads own_heads(const Attention& a, const ggml::DeviceInput& x);
+    ggml::DeviceHeads latent_heads(const Attention& a, const ggml::DeviceInput& x);
+    void rotate(const Attention& a, ggml::DeviceHeads& heads) const;
+    void norm_rows(const Attention& a, float* x, int64_t cols, const float* const& weight,
+                   int rows);
+    void launch_by_head(const ggml::DeviceInput& x, const std::vector<ggml::Matrix>& w,
+                        int64_t y_row, float* y, const Kind& kind);
+    ggml::DeviceInput attended(int64_t i, const Attention& a, const ggml::KvLayer& kv,
+                               const Kind& kind);
+    void attend(int64_t i, const Attention& a, const ggml::KvLayer& kv, const Kind& kind,
+                const ggml::DeviceInput& to);
     void launch_predictor(const Ffn& f, const ggml::DeviceInput& normed);
     void launch_selection(int64_t i, const ggml::DeviceInput& x, const Kind& kind);
     void launch_neurons(const Pass& p, int64_t i, const ggml::DeviceInput& x, float* y,
@@ -92,6 +103,10 @@ class DeviceForward : public DeviceKv {
     void launch_route(const Router& router, const ggml::DeviceInput& x);
     // meanwhile() launches what does not need the CPU's part.
     template <typename F>
+    void launch_mixture(const Pass& p, int64_t i, const FeedForward& part,
+                        const ggml::DeviceInput& x, float* y, const Kind& kind, LaunchMode mode,
+                        const F& meanwhile);
+    template <typename F>
     void launch_experts(const Pass& p, int64_t i, const FeedForward& part,
                         const ggml::DeviceInput& x, float* y, const Kind& kind, LaunchMode mode,
                         const F& meanwhile);
@@ -101,13 +116,20 @@ class DeviceForward : public DeviceKv {
     bool visit_experts(const Pass& p, int64_t i, const FeedForward& part,
                        const ggml::DeviceInput& x, const Kind& kind);
     void launch_matrices(const FeedForward& part, const ggml::DeviceInput& x, float* y);
+    void weigh(const FeedForward& part, const ggml::DeviceInput& x, float* y);
+    void launch_embedding(int64_t i, const LayerEmbedding& e, const ggml::DeviceInput& x, float* y);
     void launch_norm(const NormWeights& w, float* x, const ggml::DeviceInput& y);
+    ggml::DeviceNorm norm_of(const NormWeights& w) const;
+    void norm_in_place(const NormWeights& w, float* y, const Kind& kind);
+    void rms_norm_in_place(const float* const& weight, float eps, const ggml::DeviceInput& x);
     void add_to_stream(const float* y, const Kind& kind);
     void add_now(const Kind& kind);
     void launch_products(const ggml::DeviceInput& x,
                          std::initializer_list<ggml::DeviceProduct> products);
     // A product with weights that the device finds by the addresses of their members in Model.
-    ggml::DeviceProduct product(const ggml::Matrix& w, float* y, const float* const& bias) const;
+    ggml::DeviceProduct product(const ggml::Matrix& w, float* y) const;
+    ggml::DeviceProduct product(const ggml::Matrix& w, float* y, const float* const& bias,
+                                const float* const& scale) const;
     // The index of a layer's first neuron in the tables of DeviceModel.
     int64_t first_neuron(int64_t i) const;
     const int32_t* slots(int64_t i) const;
@@ -163,7 +185,8 @@ class DeviceForward : public DeviceKv {
     bool uncounted_ = false;                   // a failed call left counts that belong to no call
     uint32_t epoch_ = 0;
     const float* added_[2] = {nullptr, nullptr};  // what the next norm adds to x
-    ggml::Owned<ggml::DeviceStream> stream_;      // declared after the memory that its work uses
+    int listed_heads_ = 0;  // so many heads are in scratch_.all_heads; 0: none yet
+    ggml::Owned<ggml::DeviceStream> stream_;  // declared after the memory that its work uses
     std::map<Kind, Recorded> recorded_;
     uint64_t uses_ = 0;  // of recorded_, to find what was used least recently
     Graphs* recording_ = nullptr;

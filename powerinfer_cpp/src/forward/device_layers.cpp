@@ -22,6 +22,7 @@ void DeviceForward::launch_rows(const Pass& p, const Kind& kind, LaunchMode mode
     const Config& c = model_.config;
     DeviceScratch& s = scratch_;
     added_[0] = added_[1] = nullptr;
+    listed_heads_ = 0;
     for (size_t i = 0; i < c.ropes.size(); i++) {
         ops_.rope_table(stream_.get(), s.frequency[i], int(c.ropes[i].n_rot / 2),
                         rope_magnitude_[i], s.step.position, kind.rows, s.cos_sin[i]);
@@ -53,7 +54,12 @@ void DeviceForward::launch_head(const Kind& kind, int64_t first, int64_t n) {
 void DeviceForward::launch_logits(const DeviceInput& normed) {
     const bool tied = !on_.matrix(&model_.output);
     const DeviceRows w = on_.matrix(tied ? &model_.token_embd : &model_.output);
-    launch_products(normed, {{w, scratch_.result_logits, nullptr}});
+    float* const logits = scratch_.result_logits;
+    launch_products(normed, {{w, logits, on_.vector(&model_.output_bias)}});
+    const Config& c = model_.config;
+    const int64_t n = int64_t(normed.rows) * c.n_vocab;
+    if (c.logit_scale != 1) ops_.scale(stream_.get(), logits, nullptr, c.logit_scale, n);
+    if (c.logit_softcap > 0) ops_.softcap(stream_.get(), logits, c.logit_softcap, n);
 }
 
 // The steps of walk.h. What is added to the stream waits for the norm that reads the stream next,
@@ -87,11 +93,12 @@ class DeviceSteps {
         if (by_neuron) on_.launch_selection(layer_, *x_, kind_);
         launch_attention();
         if (f.routed()) {
-            on_.launch_experts(p_, layer_, f, *x_, y, kind_, mode_, [&] {
+            on_.launch_mixture(p_, layer_, f, *x_, y, kind_, mode_, [&] {
                 if (beside) on_.launch_matrices(*beside, *x_, y_beside);
             });
         } else if (by_neuron) {
             on_.launch_neurons(p_, layer_, *x_, y, kind_, mode_);
+            on_.weigh(f, *x_, y);
         } else {
             on_.launch_matrices(f, *x_, y);
         }
@@ -102,25 +109,36 @@ class DeviceSteps {
         attention_y_ = y;
         if (!waits_) launch_attention();
     }
+    void compute(const LayerEmbedding& e, float* y) {
+        launch_attention();
+        on_.launch_embedding(layer_, e, *x_, y);
+    }
     template <typename T>
     void compute(const T&, float*) {
         throw Error(Code::internal, "a device has no operators for this part");  // keeps_to_cpu()
     }
 
-    // keeps_to_cpu() refuses parts that need one of these.
-    void norm(float*, const NormWeights&) {
-        throw Error(Code::internal, "a device does not norm what parts give");
+    void norm(float* y, const NormWeights& w) {
+        launch_attention();
+        on_.norm_in_place(w, y, kind_);
     }
-    void scale(float*, float) {
-        throw Error(Code::internal, "a device does not scale what parts give");
+    void scale(float* y, float by) { scale(y, nullptr, by); }
+    void scale_stream(const float* const& by) {
+        on_.add_now(kind_);
+        scale(stream(), on_.on_.vector(&by), 1);
     }
     void add(float* to, const float* y) {
         launch_attention();
         if (to == stream()) return on_.add_to_stream(y, kind_);
-        on_.ops_.add(on_.stream_.get(), to, y, int64_t(kind_.rows) * on_.n_embd());
+        on_.ops_.add(on_.stream_.get(), to, y, values());
     }
 
  private:
+    int64_t values() const { return int64_t(kind_.rows) * on_.n_embd(); }
+    void scale(float* y, const float* by, float factor) {
+        launch_attention();
+        on_.ops_.scale(on_.stream_.get(), y, by, factor, values());
+    }
     void launch_attention() {
         if (!attention_) return;
         on_.launch_attention(layer_, *std::exchange(attention_, nullptr), *attention_x_,
@@ -163,68 +181,52 @@ void DeviceForward::add_now(const Kind& kind) {
 
 // y = norm(x), after what is still to be added to x.
 void DeviceForward::launch_norm(const NormWeights& w, float* x, const DeviceInput& y) {
-    DeviceNorm norm;
-    norm.weight = on_.vector(&w.weight);
-    norm.bias = on_.vector(&w.bias);
-    norm.eps = w.eps;
+    DeviceNorm norm = norm_of(w);
     norm.x = x;
     for (int i = 0; i < 2; i++) norm.added[i] = std::exchange(added_[i], nullptr);
     norm.y = y;
     ops_.norm(stream_.get(), norm);
 }
 
-DeviceProduct DeviceForward::product(const ggml::Matrix& w, float* y,
-                                     const float* const& bias) const {
-    return {on_.matrix(&w), y, on_.vector(&bias)};
+DeviceNorm DeviceForward::norm_of(const NormWeights& w) const {
+    DeviceNorm norm;
+    norm.weight = on_.vector(&w.weight);
+    norm.bias = on_.vector(&w.bias);
+    norm.layer = w.kind == Norm::layer;
+    norm.eps = w.eps;
+    return norm;
+}
+
+// y = norm(y), rows of n_embd.
+void DeviceForward::norm_in_place(const NormWeights& w, float* y, const Kind& kind) {
+    DeviceNorm norm = norm_of(w);
+    norm.x = norm.y.x = y;
+    norm.y.rows = kind.rows;
+    norm.y.cols = n_embd();
+    ops_.norm(stream_.get(), norm);
+}
+
+// x = RMS norm of x, and its 8-bit form where x has one.
+void DeviceForward::rms_norm_in_place(const float* const& weight, float eps, const DeviceInput& x) {
+    DeviceNorm norm;
+    norm.weight = on_.vector(&weight);
+    norm.eps = eps;
+    norm.x = x.x;
+    norm.y = x;
+    ops_.norm(stream_.get(), norm);
+}
+
+DeviceProduct DeviceForward::product(const ggml::Matrix& w, float* y, const float* const& bias,
+                                     const float* const& scale) const {
+    return {on_.matrix(&w), y, on_.vector(&bias), on_.vector(&scale)};
+}
+DeviceProduct DeviceForward::product(const ggml::Matrix& w, float* y) const {
+    return {on_.matrix(&w), y};
 }
 
 void DeviceForward::launch_products(const DeviceInput& x,
                                     std::initializer_list<DeviceProduct> products) {
     ops_.matmul(stream_.get(), x, products.begin(), int(products.size()));
-}
-
-// out = Wo . attention(Wq . x, Wk . x, Wv . x)
-void DeviceForward::launch_attention(int64_t i, const Attention& a, const DeviceInput& x, float* y,
-                                     const Kind& kind) {
-    const Config& c = model_.config;
-    DeviceScratch& s = scratch_;
-    launch_products(
-        x, {product(a.q, s.q, a.q_bias), product(a.k, s.k, a.k_bias), product(a.v, s.v, a.v_bias)});
-    const bool rotates = a.rope >= 0;
-    const int n_pairs = rotates ? int(c.ropes[size_t(a.rope)].n_rot / 2) : 0;
-    const ggml::RopePairs pairs = rotates ? c.ropes[size_t(a.rope)].pairs : c.rope_pairs;
-    const float* const cos_sin = rotates ? s.cos_sin[size_t(a.rope)] : nullptr;
-    const auto norm_and_rope = [&](float* x, int64_t n_head, const float* const& norm) {
-        if (!n_pairs && !norm) return;
-        ops_.norm_and_rope(stream_.get(), x, kind.rows, int(n_head), int(a.head_dim),
-                           on_.vector(&norm), a.norm_eps, cos_sin, n_pairs, pairs);
-    };
-    norm_and_rope(s.q, a.n_head, a.q_norm);
-    norm_and_rope(s.k, a.n_head_kv, a.k_norm);
-    const ggml::KvLayer kv = kv_layout_.layer(kv_.get(), i);
-    const ggml::KvSlot* const slots = s.step.slot + kv_layout_.kind(i) * kind.rows;
-    ops_.store_kv(stream_.get(), kv, slots, kind.rows, s.k, s.v);
-    ggml::DeviceAttentionScratch sums = s.attention;
-    if (kind.blocks > sums.blocks) throw Error(Code::internal, "no room for blocks of attention");
-    sums.blocks = kind.blocks;
-    DeviceInput attended = s.attended;
-    attended.cols = int(a.out_dim());
-    const auto attended_from = [&](int64_t t, int64_t n) {
-        DeviceInput part = attended;
-        part.x += t * a.out_dim();
-        part.q += t * a.out_dim();
-        part.s += t * a.out_dim() / ggml::kQ;
-        part.rows = int(n);
-        return part;
-    };
-    const ggml::AttentionScores scores{a.scale, a.softcap, on_.vector(&a.sinks)};
-    for (int64_t t = 0; t < kind.rows; t += s.attention_rows) {
-        const int64_t n = std::min(s.attention_rows, kind.rows - t);
-        ops_.attention(stream_.get(), kv, int(a.n_head), scores,
-                       s.step.rows + (i - first_) * kind.rows + t, int(n), s.q + t * a.q_dim(),
-                       sums, attended_from(t, n));
-    }
-    launch_products(attended, {product(a.o, y, a.o_bias)});
 }
 
 // score = the predictor's, see predict() in predictor.cpp.
@@ -240,8 +242,7 @@ void DeviceForward::launch_predictor(const Ffn& f, const DeviceInput& normed) {
         return;
     }
     if (!c.predict_from_normed) ops_.quantise(stream_.get(), x);
-    DeviceInput hidden = s.hidden;
-    hidden.cols = int(f.fc1.rows);
+    const DeviceInput hidden = s.hidden.as(s.hidden.rows, f.fc1.rows);
     launch_products(x, {{on_.matrix(&f.fc1), hidden.x, nullptr}});
     ops_.activation(stream_.get(), ggml::Activation::relu, hidden, nullptr);
     launch_products(hidden, {{on_.matrix(&f.fc2), s.score, nullptr}});
@@ -383,7 +384,12 @@ uint64_t DeviceForward::upload_cold(const Pass& p, int64_t i, const PromptUpload
 // Chooses the experts of a layer for every row.
 void DeviceForward::launch_route(const Router& router, const DeviceInput& x) {
     DeviceScratch& s = scratch_;
-    launch_products(x, {product(router.w, s.scores, router.bias)});
+    const DeviceProduct scores{on_.matrix(&router.w), s.scores, on_.vector(&router.bias)};
+    launch_products(x, {scores});
+    if (router.scale != 1) {
+        ops_.scale(stream_.get(), s.scores, nullptr, router.scale,
+                   int64_t(x.rows) * router.how.n_expert);
+    }
     ggml::Routing how = router.how;
     how.choice_bias = on_.vector(&router.how.choice_bias);
     how.expert_scale = on_.vector(&router.how.expert_scale);
@@ -422,9 +428,7 @@ void DeviceForward::launch_frames(const FeedForward& part, const DeviceInput& x,
     DeviceScratch& s = scratch_;
     const ExpertFrames& experts = *on_.experts;
     const bool gated = bool(part.blocks[0].gate);
-    DeviceInput fired = s.expert_fired;
-    fired.rows = s.choice.pairs();
-    fired.cols = int(part.n_ff);
+    const DeviceInput fired = s.expert_fired.as(s.choice.pairs(), part.n_ff);
     const DeviceProduct down = experts.product(part.index, gated ? 2 : 1, s.expert_out, visitors);
     DeviceProduct first[2] = {experts.product(part.index, 0, fired.x, visitors)};
     if (gated) first[1] = experts.product(part.index, 1, s.expert_up, visitors);
@@ -476,19 +480,58 @@ bool DeviceForward::visit_experts(const Pass& p, int64_t i, const FeedForward& p
     return true;
 }
 
+// y = widen . experts(narrow . x), or the experts of x themselves.
+template <typename F>
+void DeviceForward::launch_mixture(const Pass& p, int64_t i, const FeedForward& part,
+                                   const DeviceInput& x, float* y, const Kind& kind,
+                                   LaunchMode mode, const F& meanwhile) {
+    if (!part.width) return launch_experts(p, i, part, x, y, kind, mode, meanwhile);
+    const DeviceInput narrow = scratch_.narrow.as(x.rows, part.width);
+    const DeviceInput sum = scratch_.narrow_sum.as(x.rows, part.width);
+    launch_products(x, {product(part.narrow, narrow.x)});
+    ops_.quantise(stream_.get(), narrow);
+    launch_experts(p, i, part, narrow, sum.x, kind, mode, meanwhile);
+    ops_.quantise(stream_.get(), sum);
+    launch_products(sum, {product(part.widen, y)});
+}
+
 // y = down . (act(gate . x) * (up . x)), of matrices.
 void DeviceForward::launch_matrices(const FeedForward& part, const DeviceInput& x, float* y) {
     const Ffn& f = part.blocks[0];
     DeviceScratch& s = scratch_;
-    DeviceInput fired = s.fired;
-    fired.cols = int(part.n_ff);
+    const DeviceInput fired = s.fired.as(x.rows, part.n_ff);
+    const DeviceProduct up = product(f.up, f.gate ? s.up : fired.x, f.up_bias, f.up_scale);
     if (f.gate) {
-        launch_products(x, {product(f.gate, fired.x, f.gate_bias), product(f.up, s.up, f.up_bias)});
+        launch_products(x, {product(f.gate, fired.x, f.gate_bias, f.gate_scale), up});
     } else {
-        launch_products(x, {product(f.up, fired.x, f.up_bias)});
+        launch_products(x, {up});
     }
-    ops_.activation(stream_.get(), part.activation, fired, f.gate ? s.up : nullptr);
-    launch_products(fired, {product(f.down, y, f.down_bias)});
+    if (part.xielu) {
+        ops_.xielu(stream_.get(), *part.xielu, fired);
+    } else {
+        ops_.activation(stream_.get(), part.activation, fired, f.gate ? s.up : nullptr);
+    }
+    if (part.norms_values) rms_norm_in_place(f.value_norm, part.norm_eps, fired);
+    launch_products(fired, {product(f.down, y, f.down_bias, f.down_scale)});
+    weigh(part, x, y);
+}
+
+// y *= sigmoid(share . x), if a part is weighed so.
+void DeviceForward::weigh(const FeedForward& part, const DeviceInput& x, float* y) {
+    const DeviceRows share = on_.matrix(&part.share);
+    if (!share) return;
+    launch_products(x, {{share, scratch_.share}});
+    ops_.weigh(stream_.get(), y, scratch_.share, x.rows, n_embd());
+}
+
+// y = project . (act(gate . x) * the tokens' embeddings for layer i)
+void DeviceForward::launch_embedding(int64_t i, const LayerEmbedding& e, const DeviceInput& x,
+                                     float* y) {
+    const DeviceInput gate = scratch_.embedding.as(x.rows, e.gate.rows);
+    launch_products(x, {product(e.gate, gate.x)});
+    const float* const own = scratch_.step.embedding + (i - first_) * x.rows * e.gate.rows;
+    ops_.activation(stream_.get(), e.activation, gate, own);
+    launch_products(gate, {product(e.project, y)});
 }
 
 }  // namespace powerinfer

@@ -9,7 +9,7 @@
 //   route(router, experts, k)         chooses experts, which are of a later part
 //   feed(ffn, y, beside, y_beside)    computes a feed-forward part, and the one beside it, if any
 //   compute(op, y)                    computes any other part
-//   norm(y, w), scale(y, f), add(to, y), stream()
+//   norm(y, w), scale(y, f), add(to, y), stream(), scale_stream(f)
 #pragma once
 
 #include "model/layer.h"
@@ -53,7 +53,7 @@ void walk(const Layer& layer, Steps& steps) {
         if (!part.sum_norm) steps.add(steps.stream(), y);
         waiting = {};
     }
-    if (layer.scale) steps.scale(steps.stream(), *layer.scale);
+    if (layer.scale) steps.scale_stream(layer.scale);
 }
 
 }  // namespace powerinfer

@@ -109,11 +109,10 @@ uint64_t WeightSpec::device_bytes(int64_t n) const {
 }
 
 bool WeightSpec::suits_device() const {
-    // Norms that differ from head to head. A part of a vector, such as a third of attn_qkv.bias, is
-    // rows of one value.
-    if (is<Vector>() && rows > 1 && cols > 1) return false;
+    if (is<Turned>()) return false;
     const std::vector<DeviceMatrix> all = device_matrices();
-    return std::all_of(all.begin(), all.end(), [](const DeviceMatrix& m) {
+    return std::all_of(all.begin(), all.end(), [this](const DeviceMatrix& m) {
+        if (by_neuron() && m.cols % ggml::kQ) return false;
         return m.as_stored || ggml::has_device_rows(m.type, m.cols);
     });
 }

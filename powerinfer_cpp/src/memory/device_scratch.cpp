@@ -34,6 +34,7 @@ DeviceStep::DeviceStep(Carver& carver, const Model& model, const pi_session_para
     carver.take(slot, {n_kinds, n});
     carver.take(rows, {n_layers, n});
     carver.take(kept, {n});
+    carver.take(embedding, {n_layers, n, model.layer_embd.width});
     carver.take(pages, {n_kinds, std::min<int64_t>(n, p.n_seq), pages_of(p.n_ctx)});
 }
 
@@ -51,10 +52,20 @@ DeviceScratch::DeviceScratch(Carver& carver, const Model& model, const pi_sessio
     const int64_t n_lists = std::min(n, kDeviceLists), n_results = std::min(n, kDeviceResults);
     // A Carver that counts gives no address, but the room is the same.
     static float counted;
-    residual = input(carver, n, c.n_embd, step.x ? step.x : &counted);
-    normed = input(carver, n, c.n_embd);
-    ffn_normed = input(carver, n, c.n_embd);
-    attended = input(carver, n, sizes.out_dim);
+    residual = input(carver, n, c.n_embd, step.x ? step.x : &counted).as(n, c.n_embd);
+    normed = input(carver, n, c.n_embd).as(n, c.n_embd);
+    ffn_normed = input(carver, n, c.n_embd).as(n, c.n_embd);
+    attended = input(carver, n, sizes.attended);
+    by_head = input(carver, n, std::max(sizes.by_head, sizes.latent ? sizes.out_dim : 0));
+    if (sizes.latent) {
+        carver.take(all_heads.expert, {n, sizes.n_head});
+        carver.take(all_heads.pair, {n, sizes.n_head});
+        carver.take(all_heads.first, {sizes.n_head + 1});
+    }
+    embedding = input(carver, n, model.layer_embd.width);
+    narrow = input(carver, n, sizes.expert_width);
+    narrow_sum = input(carver, n, sizes.expert_width);
+    carver.take(share, {n});
     hidden = input(carver, n_lists, c.predictor_rank);
     fired = input(carver, n, sizes.n_ff);
     for (float** to : {&out, &ffn_out}) carver.take(*to, {n, c.n_embd});

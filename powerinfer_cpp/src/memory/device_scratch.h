@@ -29,7 +29,8 @@ struct DeviceStep {
     ggml::KvSlot* slot = nullptr;              // [classes of keys and values, n]
     ggml::DeviceAttentionRow* rows = nullptr;  // [n_layers, n]
     int32_t* kept = nullptr;                   // [n]: rows with results
-    int32_t* pages = nullptr;                  // [classes, sequences of n rows, pages of n_ctx]
+    float* embedding = nullptr;  // [n_layers, n, width]: what tokens say to each layer
+    int32_t* pages = nullptr;    // [classes, sequences of n rows, pages of n_ctx]
 };
 
 // Intermediate results. Names are as in the formulas of forward/.
@@ -47,9 +48,16 @@ struct DeviceScratch {
     std::vector<double*> frequency;                         // of each table of RoPE: [n_rot / 2]
 
     DeviceStep step;
-    ggml::DeviceInput residual;                // x is step.x
-    ggml::DeviceInput normed, ffn_normed;      // [n, n_embd]
-    ggml::DeviceInput attended;                // [n, out_dim]
+    ggml::DeviceInput residual;            // x is step.x
+    ggml::DeviceInput normed, ffn_normed;  // [n, n_embd]
+    ggml::DeviceInput attended;            // [n, attended or out_dim]
+    // Of heads apart: queries with their gates; of latents, what goes through a matrix of each
+    // head, and what came through it.
+    ggml::DeviceInput by_head;
+    ggml::DeviceChoice all_heads;              // of latents: every row chooses all
+    ggml::DeviceInput embedding;               // [n, width]: gates of LayerEmbedding
+    ggml::DeviceInput narrow, narrow_sum;      // [n, FeedForward::width]
+    float* share = nullptr;                    // [n]: scores of FeedForward::share
     ggml::DeviceInput hidden;                  // [lists, rank]
     ggml::DeviceInput fired;                   // [n, n_ff], where FFNs are matrices
     float *out = nullptr, *ffn_out = nullptr;  // [n, n_embd]

@@ -210,6 +210,15 @@ void divide(FrameShape& shape, const std::vector<bool>& stay, uint64_t bytes) {
     give(good);
 }
 
+// Would a device from layer `first` on need keys and values of a layer before?
+bool parts_heads(const Model& m, int64_t first) {
+    for (int64_t i = first; i < m.config.n_layer; i++) {
+        const Attention* const a = m.layers[size_t(i)].find<Attention>();
+        if (a && a->kv_of >= 0 && a->kv_of < first) return true;
+    }
+    return false;
+}
+
 }  // namespace
 
 FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes,
@@ -292,6 +301,7 @@ DeviceSplit split_with_device(const Model& m, const pi_model_params& params,
                                double(chooser.least(next)) / kMiB, double(budget.limit()) / kMiB));
         }
     }
+    while (split.first_layer < n_layer && parts_heads(m, split.first_layer)) split.first_layer++;
     if (split.first_layer == n_layer) return split;
     uint64_t left = limit - chooser.least(split.first_layer);
     const bool head = n_gpu_layers < 0 || n_gpu_layers > n_layer;

@@ -15,8 +15,6 @@ namespace {
 
 using ggml::format;
 
-constexpr char kScaled[] = "products with a scale of their own keep to the CPU";
-
 constexpr char kWithState[] = "layers with a state keep to the CPU";
 
 }  // namespace
@@ -31,46 +29,24 @@ KeptToCpu::KeptToCpu(const Model& model) : model_(model) {
     }
 }
 
-// A norm without bias is an RMSNorm on a device.
-bool KeptToCpu::lacks_norm_bias() const {
-    return model_.config.norm == Norm::layer && !model_.config.norm_bias;
-}
-
 std::string KeptToCpu::reason(const Attention& attention) const {
     const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, first, growth, growth_ctx,
                  v_norm, kv_of, scale, softcap, sinks, q, k, v, o, q_bias, k_bias, v_bias, o_bias,
                  q_scale, k_scale, v_scale, o_scale, gated, latent, q_norm, k_norm, norms, norm,
                  norm_eps, out_norm] = attention;
     if (first > 0) return "layers that guess tokens keep to the CPU";
-    if (gated) return "attention whose results are gated keeps to the CPU";
-    if (latent) return "attention over latents keeps to the CPU";
+    if (v_head_dim != head_dim) return "keys and values of different widths keep to the CPU";
     // The arrays of attention in shared memory have a fixed size.
     if (head_dim > ggml::kDeviceHeadDim) {
         return format(
             "heads of %lld values keep to the CPU: the device's attention has room for %lld",
             (long long)head_dim, (long long)ggml::kDeviceHeadDim);
     }
-    if (v_head_dim != head_dim) return "keys and values of different widths keep to the CPU";
-    if (norms != Attention::Norms::by_head && (has(q_norm) || has(k_norm))) {
-        return "models with norms over all heads, or behind RoPE, keep to the CPU";
-    }
-    if (has(out_norm)) return "models with norms inside attention keep to the CPU";
-    for (const float* const* factor : {&q_scale, &k_scale, &v_scale, &o_scale}) {
-        if (has(*factor)) return kScaled;
-    }
-    if (v_norm) return "models with norms of values, or without a matrix of them, keep to the CPU";
-    if (kv_of >= 0) return "layers that read another layer's keys and values keep to the CPU";
-    if (growth != 0) return "models whose queries grow with the position keep to the CPU";
-    // Norms of heads are RMS norms there, one weight for all heads.
-    if (norm == Norm::layer && (has(q_norm) || has(k_norm))) {
-        return "models with a LayerNorm over each head keep to the CPU";
-    }
     return "";
 }
 
 std::string KeptToCpu::reason(const Router& router) const {
     const auto& [how, w, bias, scale] = router;
-    if (scale != 1) return "routers whose scores are scaled keep to the CPU";
     if (how.n_expert > ggml::kDeviceExperts) {
         return format("routers of %lld experts keep to the CPU: the device's choose from %d",
                       (long long)how.n_expert, ggml::kDeviceExperts);
@@ -81,37 +57,36 @@ std::string KeptToCpu::reason(const Router& router) const {
 std::string KeptToCpu::reason(const FeedForward& ffn) const {
     const auto& [n_ff, n_used, blocks, share, width, narrow, widen, activation, xielu, norms_values,
                  norm_eps, sparse_threshold, recall, layer, index, first_block, first_neuron] = ffn;
-    if (xielu) return "models with xIELU keep to the CPU";
-    if (width > 0) return "experts that are narrower than the model keep to the CPU";
-    if (has(share)) return "shared experts that are weighed keep to the CPU";
     if (n_used > 0 && blocks[0].neurons.n > 0) return "experts in neuron rows keep to the CPU";
     // The others have other operators for neuron rows.
     if (activation == ggml::Activation::swiglu_oai && blocks[0].neurons.n > 0) {
         return "neuron rows with the activation swiglu_oai keep to the CPU";
     }
-    if (norms_values) return "models with norms inside feed-forward blocks keep to the CPU";
+    if (norms_values && blocks[0].neurons.n > 0) {
+        return "neuron rows whose values are normed keep to the CPU";
+    }
+    if (n_used > 0 && (xielu || norms_values)) {
+        return "experts with norms or an activation of their own keep to the CPU";
+    }
     for (const Ffn& block : blocks) {
         [[maybe_unused]] const auto& [gate, up, down, gate_bias, up_bias, down_bias, gate_scale,
                                       up_scale, down_scale, value_norm, gates, bundle, neurons,
                                       stored, fc1, fc2, signs, sketch_offset, rate, unpredicted] =
             block;
         for (const float* const* factor : {&gate_scale, &up_scale, &down_scale}) {
-            if (has(*factor)) return kScaled;
+            if (has(*factor) && n_used > 0) return "experts' products with a scale keep to the CPU";
         }
     }
     return "";
 }
 
 std::string KeptToCpu::reason(const LayerEmbedding&) const {
-    return "models with embeddings of each layer keep to the CPU";
+    return "";
 }
 
 std::string KeptToCpu::reason(const LayerPart& part) const {
+    // All but `op` are the walk's affair.
     const auto& [input, norm, post_norm, scale, add, sum_norm, op] = part;
-    if (lacks_norm_bias()) return "models with a LayerNorm without bias keep to the CPU";
-    if (scale != 1) return "models that scale what attention and FFN give keep to the CPU";
-    if (post_norm || sum_norm) return "models with norms after attention and FFN keep to the CPU";
-    // `input`, `norm` and `add` are the walk's affair.
     return std::visit(
         [&](const auto& kind) -> std::string {
             if constexpr (kHasState<std::decay_t<decltype(kind)>>) {
@@ -126,7 +101,6 @@ std::string KeptToCpu::reason(const LayerPart& part) const {
 std::string KeptToCpu::layer(int64_t layer) const {
     const auto& [parts, scale, hidden] = model_.layers[size_t(layer)];
     if (hidden) return "layers that guess tokens keep to the CPU";
-    if (has(scale)) return "layers that scale the stream keep to the CPU";
     int n_attention = 0, n_ffn = 0, in_rows = 0;
     for (const LayerPart& part : parts) {
         if (std::string why = reason(part); !why.empty()) return why;
@@ -145,8 +119,7 @@ std::string KeptToCpu::layer(int64_t layer) const {
 }
 
 bool KeptToCpu::head() const {
-    return model_.config.logit_softcap > 0 || model_.config.logit_scale != 1 ||
-           has(model_.output_bias) || lacks_norm_bias() || !head_suits_;
+    return !head_suits_;
 }
 
 std::string keeps_to_cpu(const Model& model, int64_t layer) {

@@ -15,15 +15,13 @@ class KeptToCpu {
     explicit KeptToCpu(const Model& model);
     // Why a layer's operators cannot run on a device; "" if they can.
     std::string layer(int64_t layer) const;
-    // Does the head stay on the CPU, whatever would fit? The device does not cap logits, for
-    // example.
+    // Does the head stay on the CPU, whatever would fit?
     bool head() const;
 
  private:
     // Does the model have this vector or matrix? They are not read yet.
     bool has(const float* const& vector) const { return given_.count(&vector) > 0; }
     bool has(const ggml::Matrix& matrix) const { return given_.count(&matrix) > 0; }
-    bool lacks_norm_bias() const;
     std::string reason(const Attention& attention) const;
     std::string reason(const Router& router) const;
     std::string reason(const FeedForward& ffn) const;

@@ -57,6 +57,25 @@ void add(DeviceStream* stream, float*, const float*, int64_t) {
 void activation(DeviceStream* stream, Activation, const DeviceInput&, const float*) {
     put(stream, 1, 0);
 }
+void scale(DeviceStream* stream, float*, const float*, float, int64_t) {
+    put(stream, 1, 0);
+}
+void softcap(DeviceStream* stream, float*, float, int64_t) {
+    put(stream, 1, 0);
+}
+void xielu(DeviceStream* stream, const Xielu&, const DeviceInput&) {
+    put(stream, 1, 0);
+}
+void gate_by_sigmoid(DeviceStream* stream, const DeviceInput&, const float*, int64_t, int64_t,
+                     int) {
+    put(stream, 1, 0);
+}
+void weigh(DeviceStream* stream, float*, const float*, int, int) {
+    put(stream, 1, 0);
+}
+void choose_all(DeviceStream* stream, const DeviceChoice&) {
+    put(stream, 1, 0);
+}
 void matmul(DeviceStream* stream, const DeviceInput&, const DeviceProduct* products, int n) {
     double bytes = 0;
     for (int i = 0; i < n; i++) bytes += bytes_of(products[i].w);
@@ -65,12 +84,10 @@ void matmul(DeviceStream* stream, const DeviceInput&, const DeviceProduct* produ
 void rope_table(DeviceStream* stream, const double*, int, double, const int32_t*, int, float*) {
     put(stream, 1, 0);
 }
-void norm_and_rope(DeviceStream* stream, float*, int, int, int, const float*, float, const float*,
-                   int, RopePairs) {
+void heads(DeviceStream* stream, const DeviceHeads&, const KvLayer&, const KvSlot*) {
     put(stream, 1, 0);
 }
-void store_kv(DeviceStream* stream, const KvLayer&, const KvSlot*, int, const float*,
-              const float*) {
+void grow(DeviceStream* stream, float*, int, int, const int32_t*, double, int64_t) {
     put(stream, 1, 0);
 }
 void attention(DeviceStream* stream, const KvLayer& kv, int, const AttentionScores&,

@@ -37,6 +37,21 @@ __global__ void add_kernel(float* x, const float* y, int64_t n) {
     if (i < n) x[i] += y[i];
 }
 
+__global__ void scale_kernel(float* x, const float* by, float factor, int64_t n) {
+    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    if (i < n) x[i] *= by ? *by : factor;
+}
+
+__global__ void softcap_kernel(float* x, float cap, int64_t n) {
+    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    if (i < n) x[i] = cap * tanh_f32(x[i] / cap);
+}
+
+__global__ void weigh_kernel(float* y, const float* score, int cols) {
+    const int i = int(blockIdx.x) * kThreads + int(threadIdx.x);
+    if (i < cols) y[int64_t(blockIdx.y) * cols + i] *= sigmoid(score[blockIdx.y]);
+}
+
 __global__ void quantise_kernel(DeviceInput x) {
     const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     // Whole warps, since rows are whole groups of 32.
@@ -60,7 +75,7 @@ __device__ inline float activated(Activation act, float v) {
             return gelu(v);
         case Activation::swiglu_oai:
             return oai_gate(v);
-        default:  // xielu is not computed here
+        default:  // xielu has a kernel of its own
             return gelu_tanh(v);
     }
 }
@@ -80,6 +95,29 @@ __global__ void activation_kernel(Activation act, DeviceInput x, const float* up
     if (x.q) quantise_group(x, i, v);
 }
 
+// p and q: the softplus of its parameters (kernels/lanes/elementwise.h).
+__global__ void xielu_kernel(Xielu how, float p, float q, DeviceInput x) {
+    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    if (i >= int64_t(x.rows) * x.cols) return;
+    float v = x.x[i];
+    const float low = v < how.eps ? v : how.eps;
+    const float negative = q * (exp_tail(low) + (low - v)), positive = p * v * v;
+    v = (v > 0 ? positive : negative) + how.beta * v;
+    x.x[i] = v;
+    if (x.q) quantise_group(x, i, v);
+}
+
+__global__ void gate_by_sigmoid_kernel(DeviceInput x, const float* gate, int64_t row, int64_t head,
+                                       int dim) {
+    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    if (i >= int64_t(x.rows) * x.cols) return;
+    const int64_t t = i / x.cols;
+    const int c = int(i % x.cols);
+    const float v = x.x[i] * sigmoid(gate[t * row + c / dim * head + c % dim]);
+    x.x[i] = v;
+    if (x.q) quantise_group(x, i, v);
+}
+
 }  // namespace
 
 void embed_rows(DeviceStream* stream, const DeviceRows& w, const int32_t* ids, int offset, int n,
@@ -95,12 +133,39 @@ void add(DeviceStream* stream, float* x, const float* y, int64_t n) {
 }
 
 void quantise(DeviceStream* stream, const DeviceInput& x) {
+    if (!x.q) return;
     launch<quantise_kernel>(stream, blocks_for(int64_t(x.rows) * x.cols, kThreads), kThreads, x);
 }
 
 void activation(DeviceStream* stream, Activation act, const DeviceInput& x, const float* up) {
     launch<activation_kernel>(stream, blocks_for(int64_t(x.rows) * x.cols, kThreads), kThreads, act,
                               x, up);
+}
+
+void scale(DeviceStream* stream, float* x, const float* by, float factor, int64_t n) {
+    launch<scale_kernel>(stream, blocks_for(n, kThreads), kThreads, x, by, factor, n);
+}
+
+void softcap(DeviceStream* stream, float* x, float cap, int64_t n) {
+    launch<softcap_kernel>(stream, blocks_for(n, kThreads), kThreads, x, cap, n);
+}
+
+void xielu(DeviceStream* stream, const Xielu& how, const DeviceInput& x) {
+    const auto p = float(softplus_f64(how.alpha_p));
+    const auto q = float(double(how.beta) + softplus_f64(how.alpha_n));
+    launch<xielu_kernel>(stream, blocks_for(int64_t(x.rows) * x.cols, kThreads), kThreads, how, p,
+                         q, x);
+}
+
+void gate_by_sigmoid(DeviceStream* stream, const DeviceInput& x, const float* gate, int64_t row,
+                     int64_t head, int dim) {
+    launch<gate_by_sigmoid_kernel>(stream, blocks_for(int64_t(x.rows) * x.cols, kThreads), kThreads,
+                                   x, gate, row, head, dim);
+}
+
+void weigh(DeviceStream* stream, float* y, const float* score, int rows, int cols) {
+    const dim3 grid(blocks_for(cols, kThreads), unsigned(rows));
+    launch<weigh_kernel>(stream, grid, kThreads, y, score, cols);
 }
 
 }  // namespace ggml::GGML_GPU

@@ -28,8 +28,9 @@ __global__ void __launch_bounds__(kRowThreads)
     const int t = int(threadIdx.x) % most, r = int(threadIdx.x) / most;
     if (r >= n_rows || t >= share.rows.n) return;
     float sum = shared[0].sum[int(threadIdx.x)];
+    if (p.scale) sum *= *p.scale;
     if (share.bias) sum += share.bias[first + r];
-    p.y[int64_t(share.rows.y(t)) * p.w.rows + first + r] = sum;
+    p.y[share.rows.y(t) * p.y_row + first + r] = sum;
 }
 
 // n products of one type. pairs: of a mixture.

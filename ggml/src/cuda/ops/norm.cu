@@ -88,14 +88,14 @@ __global__ void layer_norm_kernel(DeviceNorm p) {
     for (int i = int(threadIdx.x); i < n; i += kThreads) {
         float v = float((double(p.x[row + i]) - mean) * scale);
         if (p.weight) v *= p.weight[i];
-        put(p, row + i, v + p.bias[i]);
+        put(p, row + i, p.bias ? v + p.bias[i] : v);
     }
 }
 
 }  // namespace
 
 void norm(DeviceStream* stream, const DeviceNorm& p) {
-    if (p.bias) {
+    if (p.layer) {
         launch<layer_norm_kernel>(stream, unsigned(p.y.rows), kThreads, p);
     } else {
         launch<rms_norm_kernel>(stream, unsigned(p.y.rows), kThreads, p);

@@ -283,9 +283,9 @@ class FloatProducts {
             const uint8_t* own = w[r] + 4 * q * kSize;
             const float* xs = x.x + x0 * x.cols + first + 4 * q;
             if (lanes == 16) {
-                add_columns<16>(own, xs, x.cols, n, width, sum);
+                add_columns<16>(own, xs, x.cols, n, q, width, sum);
             } else {
-                add_columns<8>(own, xs, x.cols, n, width, sum);
+                add_columns<8>(own, xs, x.cols, n, q, width, sum);
             }
         }
         if (thread < kRows * quarters) {  // whole warps
@@ -298,22 +298,26 @@ class FloatProducts {
     }
 
  private:
-    // Every lanes-th four of some columns.
+    // Every lanes-th four of some columns, from the q-th of a row on.
     template <int lanes>
-    static __device__ void add_columns(const uint8_t* w, const float* x, int cols, int n, int width,
-                                       float (&sum)[most][4]) {
+    static __device__ void add_columns(const uint8_t* w, const float* x, int cols, int n, int q,
+                                       int width, float (&sum)[most][4]) {
         // 32 columns at once, so that several loads are on their way.
-        for (int c = 0; c < width; c += 32) {
-            float4 four[32 / lanes];
-            for (int i = 0; i < 32 / lanes; i++) {
-                four[i] = four_floats<type>(w + (c + i * lanes) * kSize);
-            }
-            for (int t = 0; t < most; t++) {
-                if (most > 1 && t >= n) break;
-                const float* xs = x + int64_t(t) * cols + c;
-                for (int i = 0; i < 32 / lanes; i++) {
-                    add_products(sum[t], four[i], *reinterpret_cast<const float4*>(xs + i * lanes));
-                }
+        int c = 0;
+        for (; c + 32 <= width; c += 32) add_fours<32 / lanes>(w, x, cols, n, c, lanes, sum);
+        // 8, 16 or 24 are left: fewer lanes have the last ones.
+        for (; c + 4 * q < width; c += lanes) add_fours<1>(w, x, cols, n, c, lanes, sum);
+    }
+    template <int fours>
+    static __device__ void add_fours(const uint8_t* w, const float* x, int cols, int n, int c,
+                                     int lanes, float (&sum)[most][4]) {
+        float4 four[fours];
+        for (int i = 0; i < fours; i++) four[i] = four_floats<type>(w + (c + i * lanes) * kSize);
+        for (int t = 0; t < most; t++) {
+            if (most > 1 && t >= n) break;
+            const float* xs = x + int64_t(t) * cols + c;
+            for (int i = 0; i < fours; i++) {
+                add_products(sum[t], four[i], *reinterpret_cast<const float4*>(xs + i * lanes));
             }
         }
     }

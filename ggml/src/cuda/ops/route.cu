@@ -216,7 +216,23 @@ __global__ void list_kernel(DeviceChoice c) {
     }
 }
 
+// A thread a pair.
+__global__ void choose_all_kernel(DeviceChoice c) {
+    const int i = int(blockIdx.x) * kListWarps * kWarp + int(threadIdx.x);
+    if (i < c.rows * c.n_expert) {
+        c.expert[i] = i % c.n_expert;
+        c.pair[i] = i % c.rows * c.n_expert + i / c.rows;
+    }
+    if (i <= c.n_expert) c.first[i] = i * c.rows;
+}
+
 }  // namespace
+
+void choose_all(DeviceStream* stream, const DeviceChoice& choice) {
+    constexpr int kThreads = kListWarps * kWarp;
+    const int n = choice.pairs() + 1;
+    launch<choose_all_kernel>(stream, blocks_for(n, kThreads), kThreads, choice);
+}
 
 void route(DeviceStream* stream, const Routing& how, float* score, const DeviceChoice& choice) {
     constexpr int kSome = 4, kMost = kDeviceExperts / kWarp;  // experts of a lane

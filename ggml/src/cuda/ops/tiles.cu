@@ -194,7 +194,8 @@ class ByteTile {
     float sum_[kResults] = {}, part_[kResults] = {}, part_min_[kResults] = {};
 };
 
-// A chunk of floats: 32 columns. A thread has four of the `lanes` sums of 4 x 4 results.
+// A chunk of floats: 32 columns, zeros past the end. A thread has four of the `lanes` sums of 4 x 4
+// results.
 template <DType type>
 class FloatTile {
     static constexpr int kStride = 32 + 4;
@@ -222,13 +223,16 @@ class FloatTile {
 
     __device__ void fetch(int chunk) {
         const int row = int(blockIdx.x) * weight_rows(lanes_) + int(threadIdx.x) / 4;
+        const int eighth = kColumns / 8 * chunk + int(threadIdx.x) % 4;
         for (float& v : eight_) v = 0;
-        if (int(threadIdx.x) / 4 < weight_rows(lanes_) && row < p_.w.rows) {
-            load8<type>(share_.w + row * p_.w.stride, kColumns / 8 * chunk + int(threadIdx.x) % 4,
-                        eight_);
+        if (int(threadIdx.x) / 4 < weight_rows(lanes_) && row < p_.w.rows && 8 * eighth < x_.cols) {
+            load8<type>(share_.w + row * p_.w.stride, eighth, eight_);
         }
-        four_ = *reinterpret_cast<const float4*>(x_.x + x_row_ * x_.cols + kColumns * chunk +
-                                                 int(threadIdx.x) % 8 * 4);
+        const int column = kColumns * chunk + int(threadIdx.x) % 8 * 4;
+        four_ = {};
+        if (column < x_.cols) {
+            four_ = *reinterpret_cast<const float4*>(x_.x + x_row_ * x_.cols + column);
+        }
     }
     __device__ void store(int) {
         float4* w =
@@ -295,8 +299,9 @@ __global__ void __launch_bounds__(kThreads, 2)
         const int row = first + tile.row(i), t = tile.column(i);
         float sum = tile.result(i);
         if (row >= p.w.rows || t >= share.rows.n || !tile.is_mine(i)) continue;
+        if (p.scale) sum *= *p.scale;
         if (share.bias) sum += share.bias[row];
-        p.y[int64_t(share.rows.y(t)) * p.w.rows + row] = sum;
+        p.y[share.rows.y(t) * p.y_row + row] = sum;
     }
 }
 

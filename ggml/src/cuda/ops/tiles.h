@@ -21,7 +21,9 @@ void by_type(const DeviceProduct* products, int n, const Multiply& multiply) {
         int count = 0;
         const DType type = products[i].w.type;
         while (i < n && count < kTogether && products[i].w.type == type) {
-            same.p[count++] = products[i++];
+            same.p[count] = products[i++];
+            if (!same.p[count].y_row) same.p[count].y_row = same.p[count].w.rows;
+            count++;
         }
         multiply(same, count);
     }

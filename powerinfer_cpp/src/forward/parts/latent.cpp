@@ -4,9 +4,6 @@ namespace powerinfer {
 
 using ggml::Input;
 
-// Of the norms of latents, whatever a file says of the others: its models were trained with it.
-constexpr float kLatentEps = 1e-6f;
-
 void latent_queries_and_keys(const Pass& p, const Attention& a, ggml::SharedInput& x) {
     const Latent& l = *a.latent;
     ggml::Context& context = p.context;

@@ -5,6 +5,9 @@
 
 namespace powerinfer {
 
+// Of the norms of latents, whatever a file says of the others: its models were trained with it.
+constexpr float kLatentEps = 1e-6f;
+
 // The batch's queries and keys, from x [n, n_embd]: q and k of the workspace.
 void latent_queries_and_keys(const Pass& p, const Attention& a, ggml::SharedInput& x);
 
