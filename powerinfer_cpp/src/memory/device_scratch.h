@@ -11,8 +11,9 @@
 namespace powerinfer {
 
 // The most rows that a device computes at a time; with a list of neurons each; with logits; and the
-// most bytes of scratch for attention, whose rows may be computed in several parts.
-constexpr int64_t kDeviceRows = 256, kDeviceLists = 32, kDeviceResults = 32;
+// most bytes of scratch for attention, whose rows may be computed in several parts. Neurons and
+// experts of RAM that come to a prompt cross the bus once for so many rows.
+constexpr int64_t kDeviceRows = 4096, kDeviceLists = 32, kDeviceResults = 32;
 constexpr int64_t kDeviceAttentionBytes = 32 << 20;
 
 // What changes from row to row. The host fills one in pinned memory and copies it to its like on

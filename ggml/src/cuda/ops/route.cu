@@ -137,7 +137,7 @@ struct Experts {
     }
 };
 
-// One warp a row.
+// One warp a row. A row that is alone lists its own pairs, whose experts ascend as they do.
 template <int most>
 __global__ void route_kernel(Routing how, const float* score, DeviceChoice to) {
     GGML_SHARED(float, terms, most* kWarp);
@@ -171,10 +171,16 @@ __global__ void route_kernel(Routing how, const float* score, DeviceChoice to) {
     }
     int32_t* expert = to.expert + int64_t(blockIdx.x) * used;
     float* weight = to.weight + int64_t(blockIdx.x) * used;
+    const bool alone = to.rows == 1;
+    for (int k = lane; alone && k < used; k += kWarp) to.pair[k] = k;
+    if (alone && lane == 0) to.first[to.n_expert] = used;
     if (!chosen) {
         for (int k = lane; k < used; k += kWarp) {
             expert[k] = k;
             weight[k] = nanf("");
+        }
+        for (int e = lane; alone && e < to.n_expert; e += kWarp) {
+            to.first[e] = e < used ? e : used;
         }
         return;
     }
@@ -182,12 +188,13 @@ __global__ void route_kernel(Routing how, const float* score, DeviceChoice to) {
     for (int j = 0, before = 0; j < most; j++) {
         const bool mine = taken >> j & 1;
         const unsigned all = __ballot_sync(kAll, mine);
+        const int k = before + __popc(all & ((1u << lane) - 1));  // chosen ones before it
+        if (alone && experts.at(j) < to.n_expert) to.first[experts.at(j)] = k;
         if (mine) {
             float w = experts.p[j];
             if (to_one) w /= sum;
             w *= how.scale;
             if (how.expert_scale) w *= how.expert_scale[experts.at(j)];
-            const int k = before + __popc(all & ((1u << lane) - 1));
             expert[k] = experts.at(j);
             weight[k] = w;
         }
@@ -247,6 +254,7 @@ void route(DeviceStream* stream, const Routing& how, float* score, const DeviceC
     } else {
         run(Kernel<route_kernel<kMost>>());
     }
+    if (choice.rows == 1) return;
     launch<list_kernel>(stream, blocks_for(choice.n_expert, kListWarps), kListWarps * kWarp,
                         choice);
 }
