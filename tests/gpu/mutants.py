@@ -31,15 +31,25 @@ GUARD = re.compile(r">=|<|!=|!inside")  # in the condition of an if
 # Mutants that compute the same: what a guard saves is time.
 EQUIVALENT = {
     "attention.cu": [
-        "if (from >= to) return;",
-        "if (thread < kWarp) {",
-        # Values lie behind keys; what is read of them is not used.
-        "if (c + i * wide < dim) load8<type>(key, c / wide + i, some[i]);",
-        # What is computed too much stays in shared memory, where nobody reads it.
-        "if (first + p < begin || first + p >= end) continue;",
-        "if (warp < column_blocks) {",
-        "if (b >= column_blocks) return;",
+        # Of columns that no row has, nothing is loaded.
+        "if (first + S::kKeyColumns < dim) {",
+        "if (next_column < call.values.dim) {",
+        # What is computed too much is not stored, or where nobody reads it.
+        "if (q0 >= mine.n) continue;",
         "if (thread < n) {  // by how much block `thread` changes the scale of what is before it",
+    ],
+    "attention.h": ["if (mine.from >= mine.to) return mine;"],
+    "attention_q8.cu": [
+        # Of pages or blocks that nobody wants, nothing is loaded.
+        "if (next_first < mine.to) keys.fetch(next_first, last ? 0 : block + kSlabBlocks, next);",
+        "if (next_block < v_blocks) {",
+        # The same for every query, if all see the whole page.
+        "if (!whole || i < kAttentionWarps / kSlabBlocks) {  // else as for the query before",
+        # What is computed too much stays where nobody reads it.
+        "if (b >= n_blocks) return;",
+        "if (b >= n) continue;",
+        # Rows beyond the last query are the last one again, and store the same.
+        "if (lane / 4 + 8 * r >= mine.n) continue;",
     ],
     "ffn.cu": ["if (first >= list.n) return;"],
     "ffn_rows.cu": ["if (!any) continue;"],
@@ -55,10 +65,13 @@ EQUIVALENT = {
 }
 # Headers with what kernels are made of, and where their mutants are compiled and tested.
 HEADERS = {
+    "attention.h": ("attention.cu", "attention_q8.cu"),
     "exchange.h": ("merge.cu", "merge_experts.cu"),
     "products.h": ("matmul.cu", "tiles.cu"),
 }
 GROUPS = {  # else the file's own
+    "attention.h": ("attention",),
+    "attention_q8.cu": ("attention",),
     "exchange.h": ("merge", "merge_experts"),
     "products.h": ("matmul", "matmul_experts"),
 }

@@ -44,7 +44,7 @@ void test_wide_heads() {
         params.log_data = &said;
         const auto model = Model::load(path, params);
         CHECK((model->device != nullptr) == (more == 0));
-        CHECK(more == 0 || says(said, "no layer is on simt0: heads of 272 values keep to the CPU"));
+        CHECK(more == 0 || says(said, "no layer is on simt0: heads of 592 values keep to the CPU"));
         CHECK(sessions::distance(logits(model, tokens, session),
                                  logits(load(path), tokens, session)) < 2e-5);
     }

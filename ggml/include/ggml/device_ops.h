@@ -80,7 +80,7 @@ struct DeviceNorm {
     DeviceInput y;
 };
 
-constexpr int64_t kDeviceHeadDim = 256;  // the widest heads of heads() and attention()
+constexpr int64_t kDeviceHeadDim = 576;  // the widest heads of heads() and attention()
 
 // Queries, keys and values as products give them, on their way to attention.
 struct DeviceHeads {
@@ -119,7 +119,7 @@ struct DeviceAttentionRow {
 };
 // Room for what blocks of positions add up to.
 struct DeviceAttentionScratch {
-    float* sums = nullptr;  // [rows, n_head, blocks, head_dim + 2]
+    float* sums = nullptr;  // [rows, n_head, blocks, v_head_dim + 2]
     int blocks = 0;         // enough for the longest sequence: device_attention_blocks(end)
 };
 constexpr int64_t kDeviceAttentionBlock = 256;  // positions

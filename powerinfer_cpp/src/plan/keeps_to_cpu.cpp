@@ -35,12 +35,11 @@ std::string KeptToCpu::reason(const Attention& attention) const {
                  q_scale, k_scale, v_scale, o_scale, gated, latent, q_norm, k_norm, norms, norm,
                  norm_eps, out_norm] = attention;
     if (first > 0) return "layers that guess tokens keep to the CPU";
-    if (v_head_dim != head_dim) return "keys and values of different widths keep to the CPU";
     // The arrays of attention in shared memory have a fixed size.
-    if (head_dim > ggml::kDeviceHeadDim) {
+    if (const int64_t widest = std::max(head_dim, v_head_dim); widest > ggml::kDeviceHeadDim) {
         return format(
             "heads of %lld values keep to the CPU: the device's attention has room for %lld",
-            (long long)head_dim, (long long)ggml::kDeviceHeadDim);
+            (long long)widest, (long long)ggml::kDeviceHeadDim);
     }
     return "";
 }

@@ -93,7 +93,8 @@ void grow(DeviceStream* stream, float*, int, int, const int32_t*, double, int64_
 void attention(DeviceStream* stream, const KvLayer& kv, int, const AttentionScores&,
                const DeviceAttentionRow* rows, int n, const float*, const DeviceAttentionScratch&,
                const DeviceInput&) {
-    const double position = double(2 * kv.n_head_kv * kv.key_bytes());
+    const int64_t bytes = kv.key_bytes() + (kv.v ? kv.value_bytes() : 0);
+    const auto position = double(kv.n_head_kv * bytes);
     of(stream).put(kAttention, [=](Timeline& t) {
         int64_t positions = 0;
         for (int i = 0; i < n; i++) positions += rows[i].end - rows[i].first;

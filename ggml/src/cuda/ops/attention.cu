@@ -1,289 +1,249 @@
-// Causal attention of a few rows over cached keys and values, with the bits of the CPU's
-// (ops/attention.cpp): blocks of 256 positions by themselves, then their sums in order. A thread a
-// position for the scores, which add column after column, and a thread a column for the values,
+// Causal attention of rows over cached keys and values, with the bits of the CPU's
+// (ops/attention.cpp): blocks of 256 positions by themselves, then their sums in order. Here are
+// the kernels for keys and values of floats, and those sums. A thread has a few positions and
+// queries for the scores, which add column after column, and then a few columns for the values,
 // which add position after position. (Flash decoding; the running softmax is Milakov and
 // Gimelshein's, arXiv 1805.02867.)
 #include "cuda/ops.h"
+#include "cuda/ops/attention.h"
 #include "cuda/ops/quantise.h"
-#include "cuda/ops/rows.h"
-#include "formats/value_weights.h"
 
 namespace ggml::GGML_GPU {
 
 namespace {
 
-constexpr int kBlock = int(kDeviceAttentionBlock), kPage = int(kKvPage);
-constexpr int kThreads = kBlock, kWarps = kThreads / kWarp;
-constexpr int kPages = kBlock / kPage;
-constexpr int kMostDim = int(kDeviceHeadDim), kMostBlocks = kMostDim / kQ;
-constexpr int kLanes = 16;  // of the sum of weights
-static_assert(kBlock == kAttentionBlock && kMostDim <= kThreads && kMostBlocks <= kWarps);
+constexpr int kThreads = kAttentionThreads;
 
-// Of the positions in shared memory: a page of the widest blocks.
-constexpr int kStageBytes = kPage * kMostBlocks * int(sizeof(BlockQ8_0));
+// What is on its way to shared memory, in registers meanwhile.
+constexpr int kOwnUnits = 4;  // of 16 bytes, of a thread
+using Underway = uint4[kOwnUnits];
 
-// Some positions of a block at a time in shared memory, as they lie in the cache: `step`, a power
-// of two up to a page's, of `bytes` each. The next ones are on their way in registers meanwhile.
-struct Stage {
-    static constexpr int kUnits = (kStageBytes / 16 + kThreads - 1) / kThreads;  // of a thread
-    uint4* shared;
-    const uint8_t* base;
+// A part of the rows of some positions: `units` of 16 bytes of each of `positions`, which lie
+// `stride` units apart in shared memory. What no row has, and what nobody wants, is 0.
+template <DType type, bool odd, int positions, int units, int stride>
+struct Slab {
+    using Stored = std::conditional_t<type == DType::F32, float, f16_t>;
+    static_assert(positions * units == kOwnUnits * kThreads);
+    const KvRows rows;
     const int64_t* page;
-    int bytes, step, from, to;  // the positions that are wanted
-    uint4 next[kUnits];
-    int begin, end;  // of the units that are
+    const int from, to;        // positions that are wanted
+    int first = 0, begin = 0;  // of the slab: its first position, and where it begins in rows
 
-    // Positions `first` to first + step - 1; nothing where no position of theirs is wanted.
-    __device__ void fetch(int first) {
-        if (first >= to) return;  // the whole block
-        const int skipped = first < from ? from - first : 0;
-        const int n = to - first < step ? to - first : step;
-        begin = skipped * bytes / 16;
-        end = (n * bytes + 15) / 16;
-        const uint8_t* run = base + page[first / kPage] + first % kPage * int64_t(bytes);
-        for (int k = 0; k < kUnits; k++) {
-            const int i = begin + k * kThreads + int(threadIdx.x);
-            if (i < end) next[k] = load16(run + 16 * int64_t(i));
+    __device__ Slab(const KvRows& of, const int64_t* pages, int wanted_from, int wanted_to)
+        : rows(of), page(pages), from(wanted_from), to(wanted_to) {}
+
+    __device__ const uint8_t* row(int p) const {
+        return rows.base + page[p / kPage] + p % kPage * int64_t(rows.bytes);
+    }
+    __device__ bool wants(int p, int byte) const {
+        return p >= from && p < to && byte < rows.width;
+    }
+    __device__ void fetch(int first_position, int first_byte, Underway& next) {
+        first = first_position;
+        begin = first_byte;
+        for (int k = 0; !odd && k < kOwnUnits; k++) {
+            const int i = k * kThreads + int(threadIdx.x);
+            const int p = first + i / units, byte = begin + i % units * 16;
+            next[k] = wants(p, byte) ? load16(row(p) + byte) : uint4{0, 0, 0, 0};
         }
     }
-    // Calls use(first, begin, end) for all positions, by tiles: those from `first` on are in shared
-    // memory, and of them those from `begin` on and before `end` are wanted. The first ones have
-    // been fetched.
-    template <typename Use>
-    __device__ void each(const Use& use) {
-        for (int first = from / step * step; first < to; first += step) {
-            __syncthreads();  // those before have been read
-            for (int k = 0; k < kUnits; k++) {
-                const int i = begin + k * kThreads + int(threadIdx.x);
-                if (i < end) shared[i] = next[k];
-            }
-            __syncthreads();
-            fetch(first + step);
-            use(first, first < from ? from : first, first + step < to ? first + step : to);
+    // What has been fetched, to shared memory.
+    __device__ void store(const Underway& next, uint4* shared) const {
+        for (int k = 0; !odd && k < kOwnUnits; k++) {
+            const int i = k * kThreads + int(threadIdx.x);
+            shared[i / units * stride + i % units] = next[k];
         }
-    }
-    __device__ const uint8_t* at(int i) const {
-        return reinterpret_cast<const uint8_t*>(shared) + i * bytes;
-    }
-    // Not by load(), which is for global memory.
-    template <typename T>
-    __device__ T read(int i, int offset) const {
-        return *reinterpret_cast<const T*>(at(i) + offset);
+        // Rows that are not made of whole 16 bytes: no model that is known has them.
+        constexpr int columns = units * 16 / int(sizeof(Stored));
+        GGML_UNROLL_TWO
+        for (int i = int(threadIdx.x); odd && i < positions * columns; i += kThreads) {
+            const int p = first + i / columns, c = i % columns;
+            const int byte = begin + c * int(sizeof(Stored));
+            auto* to_row = reinterpret_cast<Stored*>(shared + i / columns * stride);
+            to_row[c] = wants(p, byte) ? load<Stored>(row(p) + byte) : Stored(0);
+        }
     }
 };
 
-// ---- scores -------------------------------------------------------------------------------------
-
-// The product of a query with a key of floats.
-template <DType type, bool odd>
-__device__ inline float score_of(const float* query, const uint8_t* key, int dim) {
-    float sum = 0;
-    if constexpr (odd) {
-        for (int c = 0; c < dim; c++) {
-            const float k = type == DType::F32 ? load<float>(key + 4 * c)
-                                               : half_to_float(load<f16_t>(key + 2 * c));
-            sum = fmaf(query[c], k, sum);
-        }
-        return sum;
-    }
-    // Lanes read their own rows, a cache line at a time, so that all of it is used while it is in
-    // the L1 cache.
-    constexpr int wide = 8, together = 4;
-    for (int c = 0; c < dim; c += together * wide) {
-        float some[together][wide];
-        for (int i = 0; i < together; i++) {
-            if (c + i * wide < dim) load8<type>(key, c / wide + i, some[i]);
-        }
-        for (int i = 0; i < together; i++) {
-            if (c + i * wide >= dim) break;
-            for (int k = 0; k < wide; k++) {
-                sum = fmaf(query[c + i * wide + k], some[i][k], sum);
-            }
-        }
-    }
-    return sum;
-}
-
-// Block b of key i in shared memory, by a block of the query and its scale.
-struct BlockProduct {
-    float scale, exact;
-};
-__device__ inline BlockProduct block_product(const Stage& keys, int i, int b, const unsigned* query,
-                                             float d) {
-    // Blocks of 34 bytes begin in the middle of every second word.
-    const int at = i * keys.bytes + b * int(sizeof(BlockQ8_0));
-    const bool middle = at & 2;
-    const unsigned* words = reinterpret_cast<const unsigned*>(keys.shared) + at / 4;
-    unsigned word = words[0];
-    const auto scale = f16_t(middle ? word >> 16 : word);
-    int sum = 0;
-    for (int k = 0; k < kQ / 4; k++) {
-        const unsigned following = words[k + 1];
-        const unsigned four = __byte_perm(word, following, middle ? 0x7654 : 0x5432);
-        sum = __dp4a(int(four), int(query[b * kQ / 4 + k]), sum);
-        word = following;
-    }
-    return {half_to_float(scale) * d, float(sum)};
-}
-
-// ---- the blocks ---------------------------------------------------------------------------------
-
-// The integer weights of a page's positions for a block of 32 columns (kernels/generic/weigh.cpp),
-// and what they are multiples of, by a warp.
-__device__ inline void weigh_block(const Stage& values, int first, int begin, int end, int b,
-                                   const float* weight, int* integers, float* unit) {
-    const int lane = int(threadIdx.x) % kWarp;
-    float a[2], d[2];
-    for (int h = 0; h < 2; h++) {
-        const int p = first + h * kWarp + lane;
-        a[h] = d[h] = 0;
-        if (p < begin || p >= end) continue;
-        a[h] = weight[p] > 0 ? weight[p] : 0.0f;
-        d[h] = half_to_float(values.read<f16_t>(p - first, b * int(sizeof(BlockQ8_0))));
-    }
-    const bool fit = fabsf(d[0]) < INFINITY && fabsf(d[1]) < INFINITY;
-    const bool numbers = !__any_sync(kAll, !fit);
-    const float most = warp_max(a[0] > a[1] ? a[0] : a[1]);
-    const float largest = warp_max(fmaxf(fmaxf(d[0], d[1]), 0.0f));
-    const bool some = numbers && largest > 0;
-    const float inverse = most > 0 ? 1 / most : 0.0f;
-    const float factor = some ? kMostWeight / largest : 0.0f;
-    for (int h = 0; h < 2; h++) {
-        const float share = some ? a[h] * inverse * (d[h] * factor) : 0.0f;
-        integers[h * kWarp + lane] = int(rintf(share));
-    }
-    if (lane == 0) *unit = numbers ? most * largest * (1 / kMostWeight) : nanf("");
-}
-
-// Block (x, y, z): positions [256 x, 256 x + 256) of query head y of row z. Its sums: the weighted
-// values, then the largest score and the sum of weights. Positions count from the block's first.
-template <DType type, bool odd>
-__global__ void attention_kernel(KvLayer layer, int position_bytes, int step, int n_head,
-                                 AttentionScores how, const DeviceAttentionRow* rows,
-                                 const float* q, float* sums) {
-    constexpr bool quantised = type == DType::Q8_0;
-    GGML_SHARED(uint4, staged, kStageBytes / 16);
-    GGML_SHARED(int64_t, page, kPages);
-    GGML_SHARED(float, query, quantised ? 1 : kMostDim);
-    GGML_SHARED(unsigned, query8, quantised ? kMostDim / 4 : 1);
-    GGML_SHARED(DeviceQ8Scale, query_scale, quantised ? kMostBlocks : 1);
-    GGML_SHARED(BlockProduct, products, quantised ? kMostBlocks * kPage : 1);
-    GGML_SHARED(int, integers, quantised ? kMostBlocks* kPage : 1);
-    GGML_SHARED(float, unit, quantised ? kMostBlocks : 1);
-    GGML_SHARED(float, weight, kBlock);
-    GGML_SHARED(float, of_warp, kWarps);
-    const DeviceAttentionRow row = rows[blockIdx.z];
-    const int block_begin = int(blockIdx.x) * kBlock;
-    const int from = row.first > block_begin ? row.first - block_begin : 0;
-    const int to = row.end - block_begin < kBlock ? row.end - block_begin : kBlock;
-    if (from >= to) return;  // the whole block
-    const int thread = int(threadIdx.x), dim = int(layer.head_dim), head = int(blockIdx.y);
-    const int column_blocks = dim / kQ;
-
-    // Where the pages of the block begin, as far as they are read.
-    if (thread < kPages) {
-        const int first = thread * kPage;
-        const int known = block_begin + (first < from ? from : first < to ? first : to - 1);
-        page[thread] = row.pages[known / kPage] * layer.page_stride +
-                       head / (n_head / int(layer.n_head_kv)) * kPage * int64_t(position_bytes);
-    }
-    q += (int64_t(blockIdx.z) * n_head + head) * dim;
-    if (thread < dim) {
-        const float value = q[thread] * how.scale;
-        if constexpr (quantised) {
-            DeviceInput to8;
-            to8.q = reinterpret_cast<int8_t*>(query8);
-            to8.s = query_scale;
-            quantise_group(to8, thread, value);
-        } else {
-            query[thread] = value;
-        }
-    }
-    __syncthreads();
-
-    Stage values{staged, layer.v, page, position_bytes, step, from, to, {}, 0, 0};
-    const bool inside = thread >= from && thread < to;
-    float score = -INFINITY;
-    if constexpr (quantised) {
-        Stage keys = values;
-        keys.base = layer.k;
-        keys.fetch(from / step * step);
-        keys.each([&](int first, int begin, int end) {
-            // A product of blocks a thread; then a thread a position adds them.
-            for (int i = thread; i < column_blocks * kPage; i += kThreads) {
-                const int b = i / kPage, p = i % kPage;
-                if (first + p < begin || first + p >= end) continue;
-                products[i] = block_product(keys, p, b, query8, query_scale[b].d);
-            }
-            __syncthreads();
-            if (thread < begin || thread >= end) return;
-            score = 0;
-            for (int b = 0; b < column_blocks; b++) {
-                const BlockProduct part = products[b * kPage + thread - first];
-                score = fmaf(part.scale, part.exact, score);
-            }
-        });
-        values.fetch(from / step * step);
+// Four floats of a unit of keys: the h-th.
+template <DType type>
+__device__ inline float4 four_of(const uint4& unit, int h) {
+    if constexpr (type == DType::F32) {
+        return {math::bits_as<float>(unit.x), math::bits_as<float>(unit.y),
+                math::bits_as<float>(unit.z), math::bits_as<float>(unit.w)};
     } else {
-        values.fetch(from / step * step);
-        if (inside) {
-            const uint8_t* key =
-                layer.k + page[thread / kPage] + thread % kPage * int64_t(position_bytes);
-            score = score_of<type, odd>(query, key, dim);
-        }
+        const unsigned a = h ? unit.z : unit.x, b = h ? unit.w : unit.y;
+        return {half_to_float(f16_t(a)), half_to_float(f16_t(a >> 16)), half_to_float(f16_t(b)),
+                half_to_float(f16_t(b >> 16))};
     }
-    if (how.softcap != 0 && inside) score = how.softcap * tanh_f32(score);
+}
 
-    // Scores that are no numbers are none of the largest.
-    float top = warp_max(score > -INFINITY ? score : -INFINITY);
-    if (thread % kWarp == 0) of_warp[thread / kWarp] = top;
-    __syncthreads();
-    for (int w = 0; w < kWarps; w++) top = of_warp[w] > top ? of_warp[w] : top;
-    weight[thread] = inside ? exp_of_negative(score - top) : 0.0f;
-    __syncthreads();
-    float total = 0;
-    if (thread < kWarp) {  // sixteen lanes, then by halves
-        for (int i = thread % kLanes; i < kBlock; i += kLanes) total += weight[i];
-        for (int half = kLanes / 2; half > 0; half /= 2) {
-            total += __shfl_down_sync(kAll, total, unsigned(half));
-        }
-    }
+// How the threads of a block share out its work, for up to `most` queries.
+template <DType type, int most>
+struct Shape {
+    static constexpr int kSize = type == DType::F32 ? 4 : 2;
+    // Scores: of a thread, queries and positions; lanes are at neighbouring positions.
+    static constexpr int kQueries = most < 4 ? most : 4, kOwn = most / kQueries;
+    static constexpr int kSlots = kPositions / kOwn;
+    // Of keys 64 bytes of all positions at a time, in rows that lie in different banks.
+    static constexpr int kKeyUnits = 4, kKeyStride = kKeyUnits + 1;
+    static constexpr int kKeyColumns = kKeyUnits * 16 / kSize;
+    // Values: of a thread, columns and queries; lanes are at neighbouring columns.
+    static constexpr int kGroups = most < 4 ? 1 : 4;  // of queries
+    static constexpr int kPerGroup = most / kGroups;
+    static constexpr int kColumns = most < 4 || type == DType::F32 ? 1 : 2;
+    static constexpr int kLanes = kThreads / kGroups;
+    static constexpr int kWide = kLanes * kColumns;  // columns of a slab of values
+    static constexpr int kValueUnits = kWide * kSize / 16;
+    static constexpr int kDeep = 1024 / kValueUnits;  // positions of a slab of values
+    static constexpr int kStaged = kPositions * kKeyStride;
+    static_assert(kDeep * kValueUnits <= kStaged && kDeep <= kPage);
+};
 
-    float sum = 0;
-    values.each([&](int first, int begin, int end) {
-        if constexpr (quantised) {
-            const int warp = thread / kWarp;
-            if (warp < column_blocks) {
-                weigh_block(values, first, begin, end, warp, weight, integers + warp * kPage,
-                            unit + warp);
+template <DType type, int most, bool odd>
+__global__ void __launch_bounds__(kThreads, 2) attention_kernel(AttentionCall call) {
+    using S = Shape<type, most>;
+    GGML_SHARED(uint4, staged, S::kStaged);
+    GGML_SHARED(float4, query, most * S::kKeyColumns / 4);
+    GGML_SHARED(float4, weights, most * kPositions / 4);
+    GGML_SHARED(float, top, most);
+    GGML_SHARED(int, from, most);
+    GGML_SHARED(int, to, most);
+    GGML_SHARED(int, number, most);
+    GGML_SHARED(int64_t, key_page, kPages);
+    GGML_SHARED(int64_t, value_page, kPages);
+    auto* const weight = reinterpret_cast<float*>(weights);
+    const SharedQueries shared{from, to, number, key_page, value_page};
+    const Queries mine = queries_of(call);
+    if (mine.n == 0) return;  // the whole block
+    share_queries<most>(call, mine, shared);
+    __syncthreads();
+
+    const int thread = int(threadIdx.x), dim = call.keys.dim;
+    Slab<type, odd, kPositions, S::kKeyUnits, S::kKeyStride> keys(call.keys, key_page, mine.from,
+                                                                  mine.to);
+    Slab<type, odd, S::kDeep, S::kValueUnits, S::kValueUnits> values(call.values, value_page,
+                                                                     mine.from, mine.to);
+    Underway next;
+    // Of slabs of values: the first positions that are wanted.
+    const int value_first = mine.from / S::kDeep * S::kDeep;
+    {
+        const int slot = thread % S::kSlots, q0 = thread / S::kSlots * S::kQueries;
+        float score[S::kOwn][S::kQueries] = {};
+        keys.fetch(0, 0, next);
+        for (int first = 0; first < dim; first += S::kKeyColumns) {
+            __syncthreads();  // those before have been read
+            keys.store(next, staged);
+            GGML_UNROLL_TWO
+            for (int i = thread; i < most * S::kKeyColumns; i += kThreads) {
+                const int column = first + i % S::kKeyColumns;
+                const int64_t at = int64_t(number[i / S::kKeyColumns]) * dim + column;
+                reinterpret_cast<float*>(query)[i] = column < dim ? call.q[at] * call.scale : 0.0f;
             }
             __syncthreads();
-            const int b = thread / kQ;
-            if (b >= column_blocks) return;
-            const int* by = integers + b * kPage - first;
-            const uint8_t* codes =
-                values.at(0) + b * int(sizeof(BlockQ8_0)) + offsetof(BlockQ8_0, qs) + thread % kQ;
-            int exact = 0;
-            for (int p = begin; p < end; p++) {
-                exact += by[p] * int(int8_t(codes[(p - first) * position_bytes]));
+            if (first + S::kKeyColumns < dim) {
+                keys.fetch(0, (first + S::kKeyColumns) * S::kSize, next);
             }
-            sum = fmaf(unit[b], float(exact), sum);
-        } else {
-            if (thread >= dim) return;
-            for (int p = begin; p < end; p++) {
-                const float v = type == DType::F32
-                                    ? values.read<float>(p - first, 4 * thread)
-                                    : half_to_float(values.read<f16_t>(p - first, 2 * thread));
-                sum = fmaf(weight[p], v, sum);
+            if (q0 >= mine.n) continue;
+            GGML_UNROLL_TWO
+            for (int u = 0; u < S::kKeyUnits; u++) {
+                constexpr int fours = 4 / S::kSize;  // of a unit
+                uint4 unit[S::kOwn];
+                for (int k = 0; k < S::kOwn; k++) {
+                    unit[k] = staged[(slot + k * S::kSlots) * S::kKeyStride + u];
+                }
+                for (int h = 0; h < fours; h++) {
+                    float4 key[S::kOwn];
+                    for (int k = 0; k < S::kOwn; k++) key[k] = four_of<type>(unit[k], h);
+                    for (int j = 0; j < S::kQueries; j++) {
+                        const float4 x = query[(q0 + j) * S::kKeyColumns / 4 + u * fours + h];
+                        for (int k = 0; k < S::kOwn; k++) {
+                            float s = score[k][j];
+                            s = fmaf(x.x, key[k].x, s);
+                            s = fmaf(x.y, key[k].y, s);
+                            s = fmaf(x.z, key[k].z, s);
+                            score[k][j] = fmaf(x.w, key[k].w, s);
+                        }
+                    }
+                }
             }
         }
-    });
-    float* out =
-        sums + ((int64_t(blockIdx.z) * n_head + head) * gridDim.x + blockIdx.x) * (dim + 2);
-    if (thread < dim) out[thread] = sum;
-    if (thread == 0) {
-        out[dim] = top;
-        out[dim + 1] = total;
+        values.fetch(value_first, 0, next);
+        for (int k = 0; k < S::kOwn; k++) {
+            for (int j = 0; j < S::kQueries; j++) {
+                weight[(q0 + j) * kPositions + slot + k * S::kSlots] = capped(call, score[k][j]);
+            }
+        }
+    }
+    softmax<most>(call, mine, shared, weight, top);
+
+    using Stored =
+        std::conditional_t<S::kColumns == 2, unsigned, typename decltype(values)::Stored>;
+    const auto* stored = reinterpret_cast<const Stored*>(staged) + thread % S::kLanes;
+    const int q0 = thread / S::kLanes * S::kPerGroup;
+    // The columns of this thread at position i of a slab.
+    const auto load_value = [&](int i, float(&v)[S::kColumns]) {
+        const Stored some = stored[i * S::kLanes];
+        if constexpr (S::kColumns == 2) {
+            v[0] = half_to_float(f16_t(some));
+            v[1] = half_to_float(f16_t(some >> 16));
+        } else if constexpr (type == DType::F32) {
+            v[0] = some;
+        } else {
+            v[0] = half_to_float(some);
+        }
+    };
+    for (int column = 0; column < call.values.dim; column += S::kWide) {
+        float sum[S::kPerGroup][S::kColumns] = {};
+        for (int first = value_first; first < mine.to; first += S::kDeep) {
+            __syncthreads();  // those before have been read
+            values.store(next, staged);
+            __syncthreads();
+            const bool last = first + S::kDeep >= mine.to;
+            const int next_column = last ? column + S::kWide : column;
+            if (next_column < call.values.dim) {
+                values.fetch(last ? value_first : first + S::kDeep, next_column * S::kSize, next);
+            }
+            if (q0 >= mine.n) continue;
+            const int end = at_most(first + S::kDeep, mine.to);
+            for (int p = first > mine.from ? first : mine.from; p < end;) {
+                constexpr int deep = 8;  // positions that are loaded at once
+                if (p % deep == 0 && p + deep <= end && mine.all_see(p, p + deep)) {
+                    float v[deep][S::kColumns];
+                    for (int i = 0; i < deep; i++) load_value(p - first + i, v[i]);
+                    for (int j = 0; j < S::kPerGroup; j++) {
+                        for (int h = 0; h < deep / 4; h++) {
+                            const float4 w = weights[((q0 + j) * kPositions + p) / 4 + h];
+                            for (int c = 0; c < S::kColumns; c++) {
+                                float s = sum[j][c];
+                                s = fmaf(w.x, v[4 * h][c], s);
+                                s = fmaf(w.y, v[4 * h + 1][c], s);
+                                s = fmaf(w.z, v[4 * h + 2][c], s);
+                                sum[j][c] = fmaf(w.w, v[4 * h + 3][c], s);
+                            }
+                        }
+                    }
+                    p += deep;
+                    continue;
+                }
+                float v[S::kColumns];
+                load_value(p - first, v);
+                for (int j = 0; j < S::kPerGroup; j++) {
+                    if (p < from[q0 + j] || p >= to[q0 + j]) continue;
+                    const float w = weight[(q0 + j) * kPositions + p];
+                    for (int c = 0; c < S::kColumns; c++) sum[j][c] = fmaf(w, v[c], sum[j][c]);
+                }
+                p++;
+            }
+        }
+        for (int j = 0; j < S::kPerGroup; j++) {
+            if (q0 + j >= mine.n) continue;
+            float* const out = call.sums_of(number[q0 + j]);
+            for (int c = 0; c < S::kColumns; c++) {
+                const int own = column + thread % S::kLanes * S::kColumns + c;
+                if (own < call.values.dim) out[own] = sum[j][c];
+            }
+        }
     }
 }
 
@@ -293,25 +253,26 @@ __device__ inline float larger(float a, float b) {
     return a < b ? b : a;
 }
 
+constexpr int kSumColumns = (int(kDeviceHeadDim) + kThreads - 1) / kThreads;  // of a thread
+
 // Block (x, y): query head x of row y. Adds the blocks' sums, ascending; then the head's sink
 // joins.
-__global__ void attention_sum_kernel(int head_dim, AttentionScores how,
-                                     const DeviceAttentionRow* rows, int blocks, const float* sums,
-                                     DeviceInput out) {
+__global__ void attention_sum_kernel(int dim, AttentionScores how, const DeviceAttentionRow* rows,
+                                     int blocks, const float* sums, DeviceInput out) {
     GGML_SHARED(float, tops, kThreads);
     GGML_SHARED(float, shrink, kThreads);
     GGML_SHARED(float, weight, kThreads);
     const DeviceAttentionRow row = rows[blockIdx.y];
-    const int begin = row.first / kBlock, end = (row.end + kBlock - 1) / kBlock;
-    const int thread = int(threadIdx.x), width = head_dim + 2;
+    const int begin = row.first / kPositions, end = (row.end + kPositions - 1) / kPositions;
+    const int thread = int(threadIdx.x), width = dim + 2;
     const int64_t head = int64_t(blockIdx.y) * gridDim.x + blockIdx.x;
     sums += head * blocks * width;
-    float top = -INFINITY, total = 0, value = 0;
+    float top = -INFINITY, total = 0, value[kSumColumns] = {};
     for (int first = begin; first < end; first += kThreads) {
         const int n = end - first < kThreads ? end - first : kThreads;
         const float* some = sums + int64_t(first) * width;
         __syncthreads();  // those before have been read
-        if (thread < n) tops[thread] = some[int64_t(thread) * width + head_dim];
+        if (thread < n) tops[thread] = some[int64_t(thread) * width + dim];
         __syncthreads();
         if (thread < n) {  // by how much block `thread` changes the scale of what is before it
             float before = top;
@@ -324,21 +285,48 @@ __global__ void attention_sum_kernel(int head_dim, AttentionScores how,
         for (int b = 0; b < n; b++) {
             const float* part = some + int64_t(b) * width;
             top = larger(top, tops[b]);
-            total = total * shrink[b] + part[head_dim + 1] * weight[b];
-            if (thread < head_dim) value = shrink[b] * value + weight[b] * part[thread];
+            total = total * shrink[b] + part[dim + 1] * weight[b];
+            for (int k = 0; k < kSumColumns; k++) {
+                const int c = thread + k * kThreads;
+                if (c < dim) value[k] = shrink[b] * value[k] + weight[b] * part[c];
+            }
         }
     }
+    float less = 1;
     if (how.sinks) {
         const float sink = how.sinks[blockIdx.x], most = larger(top, sink);
-        const float less = exp_f32(top - most);
+        less = exp_f32(top - most);
         total = total * less + exp_f32(sink - most);
-        value *= less;
     }
-    if (thread >= head_dim) return;
-    const int64_t i = head * head_dim + thread;
-    value /= total;
-    out.x[i] = value;
-    if (out.q) quantise_group(out, i, value);
+    for (int k = 0; k < kSumColumns; k++) {
+        const int c = thread + k * kThreads;
+        if (c >= dim) return;
+        const int64_t i = head * dim + c;
+        const float result = (how.sinks ? value[k] * less : value[k]) / total;
+        out.x[i] = result;
+        if (out.q) quantise_group(out, i, result);
+    }
+}
+
+// How many queries a block of threads has room for, if so many share a KV head.
+int most_queries(DType type, bool odd, int wanted) {
+    if (type == DType::Q8_0) return wanted > 8 ? kMostQueries : 8;
+    if (odd) return 8;
+    // 16 over F32 would take a thread too many registers.
+    if (wanted > 8 && type == DType::F16) return kMostQueries;
+    return wanted > 4 ? 8 : wanted > 1 ? 4 : 1;
+}
+
+template <DType type>
+void launch_floats(DeviceStream* stream, const AttentionCall& call, dim3 grid, int most, bool odd) {
+    const auto run = [&](auto it) { launch<decltype(it)::value>(stream, grid, kThreads, call); };
+    if (odd) return run(Kernel<attention_kernel<type, 8, true>>());
+    if constexpr (type == DType::F16) {
+        if (most > 8) return run(Kernel<attention_kernel<type, kMostQueries, false>>());
+    }
+    if (most > 4) return run(Kernel<attention_kernel<type, 8, false>>());
+    if (most > 1) return run(Kernel<attention_kernel<type, 4, false>>());
+    run(Kernel<attention_kernel<type, 1, false>>());
 }
 
 }  // namespace
@@ -346,33 +334,43 @@ __global__ void attention_sum_kernel(int head_dim, AttentionScores how,
 void attention(DeviceStream* stream, const KvLayer& layer, int n_head, const AttentionScores& how,
                const DeviceAttentionRow* rows, int n, const float* q,
                const DeviceAttentionScratch& scratch, const DeviceInput& out) {
-    const int bytes = int(layer.key_bytes());
-    int step = kPage;
-    while (step * bytes > kStageBytes) step /= 2;
-    AttentionScores scaled = how;
-    if (how.softcap != 0) scaled.scale = how.scale / how.softcap;
-    const auto run = [&](auto chosen) {
-        const dim3 grid(unsigned(scratch.blocks), unsigned(n_head), unsigned(n));
-        launch<decltype(chosen)::value>(stream, grid, kThreads, layer, bytes, step, n_head, scaled,
-                                        rows, q, scratch.sums);
-    };
-    const bool odd = layer.head_dim % 8;
+    AttentionCall call;
+    const int key_bytes = int(layer.key_bytes()), width = int(layer.value_bytes());
+    const int dim = int(layer.head_dim), v_dim = int(layer.v_head_dim);
+    call.keys = {layer.k, layer.page_stride, key_bytes, key_bytes, dim};
+    call.values = {layer.v, layer.page_stride, width, width, v_dim};
+    if (!layer.v) {  // the first columns of keys
+        call.values.base = layer.k;
+        call.values.bytes = key_bytes;
+    }
+    const bool odd = (key_bytes | width) % 16 != 0;
+    call.n_head = n_head;
+    call.group = n_head / int(layer.n_head_kv);
+    // As many heads of a group as there is room for, evenly; then several rows.
+    const int most = most_queries(layer.type, odd, call.group * n);
+    const int parts = (call.group + most - 1) / most;
+    call.heads = (call.group + parts - 1) / parts;
+    call.tile = most / call.heads;
+    call.scale = how.softcap != 0 ? how.scale / how.softcap : how.scale;
+    call.softcap = how.softcap;
+    call.rows = rows;
+    call.q = q;
+    call.sums = scratch.sums;
+    const dim3 grid(unsigned(scratch.blocks), unsigned(layer.n_head_kv) * unsigned(parts),
+                    unsigned(n));
     if (layer.type == DType::Q8_0) {
-        run(Kernel<attention_kernel<DType::Q8_0, false>>());
+        attention_q8(stream, call, grid);
     } else if (layer.type == DType::F16) {
-        odd ? run(Kernel<attention_kernel<DType::F16, true>>())
-            : run(Kernel<attention_kernel<DType::F16, false>>());
+        launch_floats<DType::F16>(stream, call, grid, most, odd);
     } else {
-        odd ? run(Kernel<attention_kernel<DType::F32, true>>())
-            : run(Kernel<attention_kernel<DType::F32, false>>());
+        launch_floats<DType::F32>(stream, call, grid, most, odd);
     }
     // Heads of whole groups of 32 are made 8 bits by the way.
-    const bool later = out.q && layer.head_dim % kQ;
+    const bool later = out.q && v_dim % kQ;
     DeviceInput summed = out;
     if (later) summed.q = nullptr;
-    launch<attention_sum_kernel>(stream, dim3(unsigned(n_head), unsigned(n)), kThreads,
-                                 int(layer.head_dim), how, rows, scratch.blocks, scratch.sums,
-                                 summed);
+    launch<attention_sum_kernel>(stream, dim3(unsigned(n_head), unsigned(n)), kThreads, v_dim, how,
+                                 rows, scratch.blocks, scratch.sums, summed);
     if (later) quantise(stream, out);
 }
 
