@@ -7,6 +7,7 @@
 #include "gpu/expert_tests.h"
 #include "gpu/ffn_tests.h"
 #include "gpu/heads_tests.h"
+#include "gpu/recurrence_tests.h"
 #include "gpu/twins.h"
 
 using namespace gpu_test;
@@ -338,7 +339,12 @@ const Group kGroups[] = {{"elementwise", test_embedding},
                          {"merge", test_merge},
                          {"route", test_route},
                          {"merge_experts", test_merge_experts},
-                         {"unfold", test_unfold}};
+                         {"unfold", test_unfold},
+                         {"recurrence", test_convolutions},
+                         {"recurrence", test_scans},
+                         {"recurrence", test_deltas},
+                         {"recurrence", test_gated_norms},
+                         {"recurrence", test_rows_beside_states}};
 
 // The tests of a group; returns what all its results were.
 uint64_t test_group(const Group& group) {

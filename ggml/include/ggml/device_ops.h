@@ -14,6 +14,7 @@
 #include "ggml/attention.h"
 #include "ggml/dtype.h"
 #include "ggml/neurons.h"
+#include "ggml/recurrence.h"
 
 namespace ggml {
 
@@ -223,6 +224,38 @@ struct DeviceChoice {
 struct DeviceFrames {
     const int32_t* frame = nullptr;  // [n_expert]: of each expert; -1: it is not here
     int64_t stride = 0;
+};
+
+// The rows of one sequence, and its slots of states: those of all layers that the device has, as
+// the CPU has them (recurrence.h).
+struct DeviceSequence {
+    int32_t first = 0, n = 0;       // of DeviceSequences::rows
+    const float* before = nullptr;  // the state before the first row; null: zeros
+    float* after = nullptr;         // the state after the last row; may be `before`
+};
+// The rows of a call by sequence, for operators with a state. What changes from call to call is in
+// device memory.
+struct DeviceSequences {
+    const DeviceSequence* of = nullptr;  // [*count]
+    const int32_t* count = nullptr;
+    const int32_t* rows = nullptr;  // [n_rows], those of a sequence in the order of their positions
+    int most = 0;                   // sequences that the rows can have
+    int n_rows = 0;
+    int64_t at = 0;  // floats of a slot before the state of this operator
+};
+constexpr int64_t kDeviceScanRows = 512, kDeviceDeltaRows = 256;  // of a head's state, at most
+// What scan and delta rule compute of their rows first.
+struct DeviceDecay {
+    float factor, decayed, scale;  // Steps in kernels/recurrence.h; folded: these are not the same
+};
+// What enters a state: rows [n, width] of up to three arrays, one behind the other in what is kept.
+struct DeviceColumns {
+    const float* x[3] = {};
+    int width[3] = {};
+};
+struct DeviceStateScratch {
+    DeviceDecay* decays = nullptr;  // [rows, heads]
+    float* products = nullptr;      // [rows, heads of k]: q . k
 };
 
 struct DeviceOps {

@@ -16,7 +16,7 @@ namespace ggml::timed {
 namespace {
 
 // Kernels of the operators of cuda/ops/*.cu, where there is more than one.
-constexpr int kAttention = 2, kSketch = 2, kFfn = 2, kRoute = 2;
+constexpr int kAttention = 2, kSketch = 2, kFfn = 2, kRoute = 2, kFold = 2;
 constexpr int kRounds = 16;                      // selections are drawn once and used in turn
 constexpr int kChoices = 1024;                   // and so are the experts of a row
 constexpr int kLevelBegin = 32, kLevelEnd = 64;  // columns of Config::level
@@ -104,6 +104,40 @@ void attention(DeviceStream* stream, const KvLayer& kv, int, const AttentionScor
 void sketch_scores(DeviceStream* stream, const DeviceSketch& w, const float*, int,
                    const DeviceSketchScratch&, float*) {
     put(stream, kSketch, double(w.rows) * w.cols / 8);
+}
+
+// ---- States -----------------------------------------------------------------------------------
+
+// Every sequence reads a state and writes one.
+void fold(DeviceStream* stream, int kernels, int64_t state, const DeviceSequences& sequences) {
+    const int32_t* const count = sequences.count;
+    of(stream).put(kernels, [=](Timeline& t) {
+        t.spend(kernels, double(2 * *count * state) * double(sizeof(float)));
+    });
+}
+void convolve(DeviceStream* stream, const Convolution& how, const DeviceSequences& sequences,
+              const float*, int64_t, float*, int64_t) {
+    fold(stream, 1, how.state(), sequences);
+}
+void mamba2_scan(DeviceStream* stream, const Mamba2Scan& how, const DeviceSequences& sequences,
+                 const DeviceStateScratch&, const Heads&) {
+    fold(stream, kFold, how.state(), sequences);
+}
+void delta_rule(DeviceStream* stream, const DeltaRule& how, const DeviceSequences& sequences,
+                const DeviceStateScratch&, const Heads&) {
+    fold(stream, kFold, how.state(), sequences);
+}
+void gated_norm(DeviceStream* stream, const GatedNorm&, const DeviceInput&, const float*) {
+    put(stream, 1, 0);
+}
+void multiply(DeviceStream* stream, const DeviceInput&, const float*) {
+    put(stream, 1, 0);
+}
+void copy_heads(DeviceStream* stream, const Heads&, int, int, int, const Heads&) {
+    put(stream, 1, 0);
+}
+void keep_rows(DeviceStream* stream, const DeviceColumns&, int, float* const*, int64_t) {
+    put(stream, 1, 0);
 }
 
 // ---- Selection ----------------------------------------------------------------------------------
