@@ -117,7 +117,7 @@ size_t tokens_at(const Session& session) {
 Bytes framed(const Subject& s, int64_t n, int64_t page, const uint8_t* data, size_t size) {
     const KvPages& kv = s.session.sequences().kv();
     const size_t begin = tokens_at(s.session), flags = begin + size_t(n) * sizeof(int32_t);
-    const size_t folded = n ? size_t(s.session.sequences().states().layout().bytes()) : 0;
+    const size_t folded = n ? size_t(s.session.sequences().states().bytes()) : 0;
     page = std::min(page, pages_of(n));
     size_t length = flags + size_t(n + 7) / 8 + folded;
     for (int64_t kind = 0; kind < kv.n_kinds(); kind++) {

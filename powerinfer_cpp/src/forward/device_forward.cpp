@@ -46,6 +46,10 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
     device_.enter();
     const int64_t n = model.device_layers();
     kv_ = {device_, kv_layout_.bytes(), "the KV cache"};
+    const StateLayout states = device_state_layout(model, n);
+    state_memory_ = {device_, ggml::carved_bytes<StateSlots>(states, params), "states"};
+    Carver state_carver(state_memory_.get(), state_memory_.size());
+    states_ = StateSlots(state_carver, states, params);
     memory_ = {device_, device_scratch_bytes(model, params, n), "scratch"};
     carve(1);
     const uint64_t shared = ggml::carved_bytes<DeviceShared>(model, params, n);
@@ -161,7 +165,7 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
     const Config& c = model_.config;
     const int64_t n = end - begin;
     if (scratch_.residual.rows != n) carve(n);
-    Kind kind{batch.masked[begin], batch.uploads_cold[begin], false, int(n), 0, 1};
+    Kind kind{batch.masked[begin], batch.uploads_cold[begin], false, false, int(n), 0, 1};
     // Graphs pay off for kinds that come again: generated rows, and single ones. The kinds of
     // prompts change with every length.
     const bool again =
@@ -176,6 +180,9 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
         kind.blocks = std::max(kind.blocks, int(rounded));
     }
     fill_step(p, begin, end);
+    const RowsBySequence& groups = p.work.state.by_sequence;
+    kind.keeps = std::any_of(groups.sequences, groups.sequences + groups.n,
+                             [](const SequenceRows& s) { return s.kept >= 0; });
     if (on_.experts) {
         const auto generated = std::count(batch.generated + begin, batch.generated + end, true);
         on_.experts->begin(stream_.get(), n, 2 * generated > n);
@@ -327,6 +334,7 @@ void DeviceForward::fill_step(const Pass& p, int64_t begin, int64_t end) {
             step.rows[(i - first_) * n + k] = {scratch_.step.pages + of, int32_t(first), last};
         }
     }
+    fill_states(p, begin, end, step);
 }
 
 // ---- The CPU's part -----------------------------------------------------------------------------

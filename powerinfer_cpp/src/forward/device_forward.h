@@ -3,6 +3,7 @@
 // publishes the input of the FFN, and it waits for the CPU's sums before it merges both.
 #pragma once
 
+#include <array>
 #include <map>
 #include <tuple>
 
@@ -37,15 +38,24 @@ class DeviceForward : public DeviceKv {
     void copy_page(int64_t kind, int32_t from, int32_t to) override;
     void read_page(int64_t kind, int32_t page, int64_t n, uint8_t* out) override;
     void write_page(int64_t kind, int32_t page, int64_t n, const uint8_t* from) override;
+    void read_state(int32_t slot, uint8_t* out) override;
+    void write_state(int32_t slot, const uint8_t* from) override;
+    // Folds the first n rows of a sequence's last call, of which it was kept what enters, behind
+    // the states in slot `from` (-1: there are none) into slot `to`. They have the same bits as
+    // those of the call. Throws Error(device).
+    void replay(int32_t seq, int64_t n, int32_t from, int32_t to);
 
  private:
     // Rows of the same kind are computed by the same operators, so they can use the same graphs.
     struct Kind {
         bool masked, uploads_cold;  // as in Batch
         bool visits;                // experts of RAM may come to the device
+        bool keeps;                 // what enters states is kept, of some row
         int rows, kept;
         int blocks;  // into which attention divides the positions
-        auto tied() const { return std::tie(masked, uploads_cold, visits, rows, kept, blocks); }
+        auto tied() const {
+            return std::tie(masked, uploads_cold, visits, keeps, rows, kept, blocks);
+        }
         bool operator<(const Kind& other) const { return tied() < other.tied(); }
     };
     // recorded: operators become graphs, which are launched later; the CPU computes its parts
@@ -118,6 +128,29 @@ class DeviceForward : public DeviceKv {
     void launch_matrices(const FeedForward& part, const ggml::DeviceInput& x, float* y);
     void weigh(const FeedForward& part, const ggml::DeviceInput& x, float* y);
     void launch_embedding(int64_t i, const LayerEmbedding& e, const ggml::DeviceInput& x, float* y);
+    // Parts with a state (device_states.cpp), as forward/parts/recurrent.h has them for the CPU.
+    // Values of rows: row t begins at x + t * row. No width: none.
+    struct Column {
+        float* x = nullptr;
+        int64_t row = 0, width = 0;
+    };
+    using Entering = std::array<Column, 3>;
+    void fill_states(const Pass& p, int64_t begin, int64_t end, const DeviceStep& step);
+    ggml::DeviceSequences sequences(int64_t n, int64_t at) const;
+    template <typename T>
+    Entering entering(const T& part, int64_t n) const;
+    void launch_project(const ShortConvolution& s, const ggml::DeviceInput& x);
+    void launch_project(const Mamba2& s, const ggml::DeviceInput& x);
+    void launch_project(const DeltaNet& s, const ggml::DeviceInput& x);
+    void launch_fold(int64_t i, const ShortConvolution& s, const Entering& of, int64_t n);
+    void launch_fold(int64_t i, const Mamba2& s, const Entering& of, int64_t n);
+    void launch_fold(int64_t i, const DeltaNet& s, const Entering& of, int64_t n);
+    void launch_finish(const ShortConvolution& s, const ggml::DeviceInput& folded);
+    void launch_finish(const Mamba2& s, const ggml::DeviceInput& folded);
+    void launch_finish(const DeltaNet& s, const ggml::DeviceInput& folded);
+    template <typename T>
+    void launch_state(int64_t i, const T& part, const ggml::DeviceInput& x, float* y,
+                      const Kind& kind);
     void launch_norm(const NormWeights& w, float* x, const ggml::DeviceInput& y);
     ggml::DeviceNorm norm_of(const NormWeights& w) const;
     void norm_in_place(const NormWeights& w, float* y, const Kind& kind);
@@ -171,7 +204,8 @@ class DeviceForward : public DeviceKv {
     const bool head_;
 
     const KvLayout kv_layout_;  // of kv_
-    ggml::DeviceArray<uint8_t> kv_, memory_;
+    ggml::DeviceArray<uint8_t> kv_, state_memory_, memory_;
+    StateSlots states_;  // in state_memory_
     ggml::SharedArray<uint8_t> shared_;
     DeviceScratch scratch_;  // in memory_, for the rows that are being computed
     uint8_t* host_step_ = nullptr;

@@ -114,8 +114,12 @@ class DeviceSteps {
         on_.launch_embedding(layer_, e, *x_, y);
     }
     template <typename T>
-    void compute(const T&, float*) {
-        throw Error(Code::internal, "a device has no operators for this part");  // keeps_to_cpu()
+    void compute(const T& part, float* y) {
+        if constexpr (kHasState<T>) {
+            on_.launch_state(layer_, part, *x_, y, kind_);
+        } else {  // keeps_to_cpu()
+            throw Error(Code::internal, "a device has no operators for this part");
+        }
     }
 
     void norm(float* y, const NormWeights& w) {
@@ -162,7 +166,7 @@ void DeviceForward::launch_layer(const Pass& p, int64_t i, const Kind& kind, Lau
     DeviceSteps steps(*this, p, i, kind, mode);
     walk(model_.layers[size_t(i)], steps);
     const bool after = mode == LaunchMode::by_layer && !cpu_may_read(p);
-    if (after && !visits(ffn(i), kind) && cpu_has_part(i, kind)) compute_cpu_part(p, i, kind);
+    if (after && cpu_has_part(i, kind) && !visits(ffn(i), kind)) compute_cpu_part(p, i, kind);
 }
 
 // x += y, with the next norm of the stream if it has room for that.
@@ -272,6 +276,7 @@ bool DeviceForward::masks(int64_t i, const Kind& kind) const {
 }
 
 bool DeviceForward::cpu_has_part(int64_t i, const Kind& kind) const {
+    if (!model_.ffn_of(i)) return false;
     if (ffn(i).routed()) return !on_.experts->all(ffn(i).index);
     return on_.split.splits(i) && !kind.uploads_cold;
 }

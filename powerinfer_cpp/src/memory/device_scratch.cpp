@@ -19,6 +19,15 @@ ggml::DeviceInput input(Carver& carver, int64_t rows, int64_t cols, float* value
     return x;
 }
 
+bool has_states(const Model& model, int64_t n_layers) {
+    bool found = false;
+    const int64_t end = model.config.n_layer;
+    for (int64_t i = end - n_layers; i < end; i++) {
+        found = found || state_sizes(model.layers[size_t(i)]).state > 0;
+    }
+    return found;
+}
+
 }  // namespace
 
 int64_t device_rows(const pi_session_params& p) {
@@ -35,7 +44,13 @@ DeviceStep::DeviceStep(Carver& carver, const Model& model, const pi_session_para
     carver.take(rows, {n_layers, n});
     carver.take(kept, {n});
     carver.take(embedding, {n_layers, n, model.layer_embd.width});
-    carver.take(pages, {n_kinds, std::min<int64_t>(n, p.n_seq), pages_of(p.n_ctx)});
+    const int64_t n_seq = std::min<int64_t>(n, p.n_seq);
+    carver.take(pages, {n_kinds, n_seq, pages_of(p.n_ctx)});
+    if (!has_states(model, n_layers)) return;
+    carver.take(sequences, {n_seq});
+    carver.take(n_sequences, {1});
+    carver.take(by_sequence, {n});
+    carver.take(entered, {n});
 }
 
 DeviceScratch::DeviceScratch(Carver& carver, const Model& model, const pi_session_params& p,
@@ -106,6 +121,21 @@ DeviceScratch::DeviceScratch(Carver& carver, const Model& model, const pi_sessio
         carver.take(expert_up, {n, values});
         carver.take(expert_out, {n * sizes.n_used, c.n_embd});
     }
+    if (has_states(model, n_layers)) {
+        carver.take(entering, {n, sizes.entering});
+        carver.take(beside, {n, sizes.beside});
+        folded = input(carver, n, sizes.folded);
+        int64_t n_head = 0, n_k_head = 0;
+        for (const Layer& layer : model.layers) {
+            if (const auto* part = layer.find<Mamba2>()) n_head = std::max(n_head, part->n_head);
+            if (const auto* part = layer.find<DeltaNet>()) {
+                n_head = std::max(n_head, part->n_v_head);
+                n_k_head = std::max(n_k_head, part->n_k_head);
+            }
+        }
+        carver.take(states.decays, {n, n_head});
+        carver.take(states.products, {n, n_k_head});
+    }
     if (!c.neuron_aware) return;
     lists.n = int(sizes.n_ff);
     for (int32_t** to : {&lists.hot, &lists.cold}) carver.take(*to, {n_lists, sizes.n_ff});
@@ -124,6 +154,11 @@ uint64_t device_scratch_bytes(const Model& model, const pi_session_params& p, in
         bytes = std::max(bytes, ggml::carved_bytes<DeviceScratch>(model, p, n_layers, n));
     }
     return bytes;
+}
+
+StateLayout device_state_layout(const Model& model, int64_t n_layers) {
+    const int64_t end = model.config.n_layer;
+    return StateLayout::of(model.layers, end - n_layers, end);
 }
 
 KvLayout device_kv_layout(const Model& model, const pi_session_params& p, int64_t n_layers) {

@@ -5,7 +5,7 @@
 
 #include "ggml/carver.h"
 #include "ggml/device_ops.h"
-#include "memory/kv_layout.h"
+#include "memory/states.h"
 #include "model/model.h"
 
 namespace powerinfer {
@@ -30,8 +30,13 @@ struct DeviceStep {
     ggml::KvSlot* slot = nullptr;              // [classes of keys and values, n]
     ggml::DeviceAttentionRow* rows = nullptr;  // [n_layers, n]
     int32_t* kept = nullptr;                   // [n]: rows with results
-    float* embedding = nullptr;  // [n_layers, n, width]: what tokens say to each layer
-    int32_t* pages = nullptr;    // [classes, sequences of n rows, pages of n_ctx]
+    float* embedding = nullptr;                // [n_layers, n, width]: what tokens say to layers
+    int32_t* pages = nullptr;                  // [classes, sequences of n rows, pages of n_ctx]
+    // Of layers with a state: the sequences of the rows, how many they are, and the rows of one
+    // after the other; and where what enters in a row is kept.
+    ggml::DeviceSequence* sequences = nullptr;               // [sequences of n rows]
+    int32_t *n_sequences = nullptr, *by_sequence = nullptr;  // [1], [n]
+    float** entered = nullptr;                               // [n]
 };
 
 // Intermediate results. Names are as in the formulas of forward/.
@@ -76,13 +81,20 @@ struct DeviceScratch {
     ggml::DeviceChoice choice;
     ggml::DeviceInput expert_fired;                     // [pairs, n_ff]
     float *expert_up = nullptr, *expert_out = nullptr;  // [pairs, n_ff], [pairs, n_embd]
+    // Of parts with a state: what enters it, what else is computed of the part's input, and what
+    // the operators give (LargestSizes).
+    float *entering = nullptr, *beside = nullptr;
+    ggml::DeviceInput folded;
+    ggml::DeviceStateScratch states;
 };
 
 // The most rows at a time, and the scratch memory for any number up to it.
 int64_t device_rows(const pi_session_params& params);
 uint64_t device_scratch_bytes(const Model& model, const pi_session_params& params,
                               int64_t n_layers);
-// Keys and values of the layers that the device has.
+// The states of the layers that the device has.
+StateLayout device_state_layout(const Model& model, int64_t n_layers);
+// Their keys and values.
 KvLayout device_kv_layout(const Model& model, const pi_session_params& params, int64_t n_layers);
 
 // What the device and the CPU share, in memory that both see: a step to be copied, and where the

@@ -196,6 +196,7 @@ void Sequences::assign_states(RowsBySequence& rows) {
         SequenceRows& s = rows.sequences[i];
         int32_t& next = held_[s.seq].next;
         const int32_t before = next >= 0 ? next : held_[s.seq].state;
+        s.from = before;
         s.before = before >= 0 ? states_.slot(before) : nullptr;
         if (next < 0) {
             next = states_.take();
@@ -204,8 +205,10 @@ void Sequences::assign_states(RowsBySequence& rows) {
             states_.give_back(next);
             next = own;
         }
+        s.to = next;
         s.after = states_.slot(next);
         const int64_t first = held_[s.seq].length - s.n - held_[s.seq].begun;
+        s.kept = held_[s.seq].keeps ? first : -1;
         s.entered = held_[s.seq].keeps ? states_.entered(s.seq, first) : nullptr;
     }
 }
@@ -318,7 +321,7 @@ void Sequences::copy(int32_t from, int32_t to, int64_t n, const Known& state) {
 
 Sequences::Fold Sequences::fold(int32_t seq) {
     int32_t& slot = held_[seq].state;
-    const float* const before = slot >= 0 ? states_.slot(slot) : nullptr;
+    const int32_t before = slot;
     if (slot < 0) {
         slot = states_.take();
     } else if (states_.is_shared(slot)) {
@@ -326,13 +329,12 @@ Sequences::Fold Sequences::fold(int32_t seq) {
         states_.give_back(slot);
         slot = own;
     }
-    return {before, states_.slot(slot)};
+    return {before, slot};
 }
 
-float* Sequences::new_state(int32_t seq) {
+int32_t Sequences::new_state(int32_t seq) {
     forget_state(seq);
-    held_[seq].state = states_.take();
-    return states_.slot(held_[seq].state);
+    return held_[seq].state = states_.take();
 }
 
 void Sequences::forget_state(int32_t seq) {

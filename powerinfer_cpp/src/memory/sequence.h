@@ -28,7 +28,10 @@ class Sequences {
     // pages of all may be fewer. RAM has the keys and values of the first n_ram layers.
     Sequences(ggml::Carver& carver, const std::vector<Layer>& layers,
               const pi_session_params& params, int64_t n_ram);
-    void attach(DeviceKv* device) { kv_.attach(device); }
+    void attach(DeviceKv* device) {
+        kv_.attach(device);
+        states_.attach(device);
+    }
     // Of the same layers and parameters.
     void attach(States states) { states_ = std::move(states); }
 
@@ -106,12 +109,11 @@ class Sequences {
     // folded, the caller does so, from and to what fold() gives.
     void copy(int32_t from, int32_t to, int64_t n, const Known& state);
     struct Fold {
-        const float* before;
-        float* after;
+        int32_t from, to;  // slots of States; from -1: no positions before
     };
     Fold fold(int32_t seq);
     // A slot for the state of all positions of a sequence, to be filled.
-    float* new_state(int32_t seq);
+    int32_t new_state(int32_t seq);
     // Its state is not known (until new_state): it has to be loaded.
     void forget_state(int32_t seq);
 

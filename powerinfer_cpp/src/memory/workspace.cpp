@@ -110,8 +110,8 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
         carver.take(predictor.masked, {by_expert});
         carver.take(predictor.audited, {rows});
     }
-    if (const StateLayout layout(model.layers); layout) {
-        state.by_sequence = RowsBySequence(carver, rows, p.n_seq, layout.n_entering);
+    if (StateLayout(model.layers)) {
+        state.by_sequence = RowsBySequence(carver, rows, p.n_seq);
         carver.take(state.entering, {rows, sizes.entering});
         carver.take(state.beside, {rows, sizes.beside});
         carver.take(state.folded, {rows, sizes.folded});

@@ -211,6 +211,10 @@ struct Mamba2 {
     int64_t room() const { return folded(); }
 };
 
+// Of queries and keys of delta nets that are made as long as 1, whatever the eps of norms:
+// transformers has this one, llama.cpp that of norms. Published models have the same.
+constexpr float kUnitEps = 1e-6f;
+
 // A gated delta net (arXiv 2412.06464): q, k, v = silu(conv(qkv . x)), z = gate . x; for each head
 // of v S = exp(g) S, S = S + k (x) beta (v - S^T k), y = S^T q; out . (norm(y) * silu(z)).
 struct DeltaNet {

@@ -1,7 +1,8 @@
-// A device computes layers of attention and one feed-forward block (device_layers.cpp). What it
-// cannot do is refused by construction: every field of a part is named below, so a new kind of part
-// or a new field does not compile here until it is said whether a device computes it. A new member
-// of the structs in layer.h belongs into its list, with a reason if it keeps a layer to the CPU.
+// A device computes layers of any list of parts that it has operators for (device_layers.cpp). What
+// it cannot do is refused by construction: every field of a part is named below, so a new kind of
+// part or a new field does not compile here until it is said whether a device computes it. A new
+// member of the structs in layer.h belongs into its list, with a reason if it keeps a layer to the
+// CPU.
 #include "plan/keeps_to_cpu.h"
 
 #include <algorithm>
@@ -15,15 +16,21 @@ namespace {
 
 using ggml::format;
 
-constexpr char kWithState[] = "layers with a state keep to the CPU";
 
 }  // namespace
 
 KeptToCpu::KeptToCpu(const Model& model) : model_(model) {
+    // Vectors with a row for each channel or group, which their operators read as they are.
+    std::unordered_set<const void*> in_rows;
+    for (const Layer& layer : model.layers) {
+        for_state_part(layer, [&](const auto& part) { in_rows.insert(&part.conv); });
+        if (const auto* mamba = layer.find<Mamba2>()) in_rows.insert(&mamba->norm);
+    }
     for (const WeightSpec& w : model.weights) {
         if (const auto* v = std::get_if<Vector>(&w.target)) given_.insert(v->to);
         if (const auto* product = std::get_if<Product>(&w.target)) given_.insert(product->to);
         if (w.suits_device() || w.chosen) continue;  // experts may stay with the CPU
+        if (const auto* v = std::get_if<Vector>(&w.target); v && in_rows.count(v->to)) continue;
         if (w.of_head()) head_suits_ = false;
         unsuited_.emplace(layer_of(w.name), w.name);
     }
@@ -79,6 +86,28 @@ std::string KeptToCpu::reason(const FeedForward& ffn) const {
     return "";
 }
 
+std::string KeptToCpu::reason(const ShortConvolution& convolution) const {
+    [[maybe_unused]] const auto& [channels, taps, b, c, u, out, conv] = convolution;
+    return "";
+}
+
+std::string KeptToCpu::reason(const Mamba2& mamba) const {
+    [[maybe_unused]] const auto& [n_head, head_dim, n_group, n_state, taps, z, ubc, dt, out, conv,
+                                  conv_bias, dt_bias, a, d, norm, norm_group, norm_eps] = mamba;
+    if (n_state <= ggml::kDeviceScanRows) return "";
+    return format("states of %lld values keep to the CPU: the device's scan has room for %lld",
+                  (long long)n_state, (long long)ggml::kDeviceScanRows);
+}
+
+std::string KeptToCpu::reason(const DeltaNet& net) const {
+    [[maybe_unused]] const auto& [n_k_head, n_v_head, head_dim, v_head_dim, taps, tiled, qkv, gate,
+                                  out, beta, alpha, by_head, beta_alpha, conv, dt_bias, a, norm,
+                                  norm_eps] = net;
+    if (head_dim <= ggml::kDeviceDeltaRows) return "";
+    return format("keys of %lld values keep to the CPU: the device's delta rule has room for %lld",
+                  (long long)head_dim, (long long)ggml::kDeviceDeltaRows);
+}
+
 std::string KeptToCpu::reason(const LayerEmbedding&) const {
     return "";
 }
@@ -86,32 +115,20 @@ std::string KeptToCpu::reason(const LayerEmbedding&) const {
 std::string KeptToCpu::reason(const LayerPart& part) const {
     // All but `op` are the walk's affair.
     const auto& [input, norm, post_norm, scale, add, sum_norm, op] = part;
-    return std::visit(
-        [&](const auto& kind) -> std::string {
-            if constexpr (kHasState<std::decay_t<decltype(kind)>>) {
-                return kWithState;
-            } else {
-                return reason(kind);
-            }
-        },
-        op);
+    return std::visit([&](const auto& kind) { return reason(kind); }, op);
 }
 
 std::string KeptToCpu::layer(int64_t layer) const {
     const auto& [parts, scale, hidden] = model_.layers[size_t(layer)];
     if (hidden) return "layers that guess tokens keep to the CPU";
-    int n_attention = 0, n_ffn = 0, in_rows = 0;
+    int n_ffn = 0, in_rows = 0;
     for (const LayerPart& part : parts) {
         if (std::string why = reason(part); !why.empty()) return why;
         const auto* const ffn = std::get_if<FeedForward>(&part.op);
-        n_attention += std::holds_alternative<Attention>(part.op);
         n_ffn += ffn != nullptr;
         in_rows += ffn && ffn->blocks[0].neurons.n > 0;
     }
     if (in_rows && n_ffn > 1) return "experts in neuron rows keep to the CPU";
-    if (n_attention != 1 || n_ffn == 0) {
-        return "layers without attention or a feed-forward block keep to the CPU";
-    }
     const auto unsuited = unsuited_.find(layer);
     if (unsuited == unsuited_.end()) return "";
     return "there is no operator on the device for tensor \"" + unsuited->second + "\"";

@@ -25,6 +25,9 @@ class KeptToCpu {
     std::string reason(const Attention& attention) const;
     std::string reason(const Router& router) const;
     std::string reason(const FeedForward& ffn) const;
+    std::string reason(const ShortConvolution& convolution) const;
+    std::string reason(const Mamba2& mamba) const;
+    std::string reason(const DeltaNet& net) const;
     std::string reason(const LayerEmbedding& embedding) const;
     std::string reason(const LayerPart& part) const;
 

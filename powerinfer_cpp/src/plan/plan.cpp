@@ -26,7 +26,9 @@ constexpr int64_t kMostCheckpoints = 64, kUsualCheckpoints = 8;
 // How many checkpoints a session has that does not say: no more than a sixteenth of the budget.
 int32_t usual_checkpoints(const Model& model, const StateLayout& layout) {
     if (!layout) return int32_t(kUsualCheckpoints);  // they have pages while there is room
-    const uint64_t room = model.budget->limit() / 16 / layout.bytes();
+    uint64_t room = model.budget->limit() / 16 / layout.bytes();
+    // Whichever layers a device gets: their memory is split before it is known.
+    if (model.device) room = std::min(room, model.device->budget->limit() / 16 / layout.bytes());
     return int32_t(std::min(uint64_t(kUsualCheckpoints), room));
 }
 
@@ -182,7 +184,8 @@ std::vector<PlanPart> session_parts(const Model& m, const pi_session_params& p, 
                                 {Tier::ram, Part::scratch, -1, scratch_bytes(m, p, stored)},
                                 {Tier::ram, Part::results, -1, results.bytes()}};
     if (kv_old) parts.push_back({Tier::ram, Part::kv_old, -1, kv_old});
-    const uint64_t states = ggml::carved_bytes<States>(m.layers, p);
+    const int64_t end = m.config.n_layer, begin = end - n_device;
+    const uint64_t states = ggml::carved_bytes<States>(m.layers, p, begin, end);
     if (states) parts.push_back({Tier::ram, Part::states, -1, states});
     if (p.record)
         parts.push_back({Tier::ram, Part::record, -1, ggml::carved_bytes<Recorder>(m, p)});
@@ -193,6 +196,8 @@ std::vector<PlanPart> session_parts(const Model& m, const pi_session_params& p, 
                          device_array_bytes(device_kv_layout(m, p, n_device).bytes())});
         parts.push_back({Tier::gpu, Part::scratch, -1,
                          device_array_bytes(device_scratch_bytes(m, p, n_device))});
+        const uint64_t there = ggml::carved_bytes<StateSlots>(device_state_layout(m, n_device), p);
+        if (there) parts.push_back({Tier::gpu, Part::states, -1, device_array_bytes(there)});
     }
     return parts;
 }

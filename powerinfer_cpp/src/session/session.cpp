@@ -83,7 +83,8 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
                                        int64_t(model->layers.size()) - n_device);
                 break;
             case Part::states:
-                sequences_.attach(States(carver, model->layers, params));
+                sequences_.attach(
+                    States(carver, model->layers, params, c.n_layer - n_device, c.n_layer));
                 break;
             case Part::scratch:
                 work_ = Workspace(carver, *model, params, context.threads.size(),
@@ -469,8 +470,14 @@ void Session::restate(int32_t from, int32_t to, int64_t n) {
     context.threads.limit(params.n_threads_batch);
     const States& states = sequences_.states();
     const Sequences::Fold fold = sequences_.fold(to);
-    replay(context, *model, states.layout(), work_, params.n_ubatch, states.entered(from, 0),
-           state->rows, fold.before, fold.after);
+    try {
+        replay(context, *model, states.layout(), work_, params.n_ubatch, states.entered(from, 0),
+               state->rows, fold.from < 0 ? nullptr : states.slot(fold.from), states.slot(fold.to));
+        if (device_) device_->replay(from, state->rows, fold.from, fold.to);
+    } catch (...) {  // a device that failed
+        sequences_.forget_state(to);
+        throw;
+    }
 }
 
 int64_t Session::match(int32_t seq, const int32_t* token, const bool* generated, int64_t n) const {

@@ -135,14 +135,13 @@ uint64_t size_of(const Session& s, const Extent& of) {
 
 // Bytes of what the layers have folded of all positions; 0: there are none.
 uint64_t folded_bytes(const Session& s, int64_t end) {
-    return end ? s.sequences().states().layout().bytes() : 0;
+    return end ? s.sequences().states().bytes() : 0;
 }
 
-// What they have folded of the first `end` positions of a sequence; or null.
-const float* folded(const Session& s, int32_t seq, int64_t end) {
+// The slot with what they have folded of the first `end` positions of a sequence; or -1.
+int32_t folded(const Session& s, int32_t seq, int64_t end) {
     const auto known = s.sequences().find(seq, end);
-    const bool there = known && known->slot >= 0 && !known->rows;
-    return there ? s.sequences().states().slot(known->slot) : nullptr;
+    return known && !known->rows ? known->slot : -1;
 }
 
 // Calls f(class, number of a page in the sequence, positions) for the pages of an extent, in order.
@@ -262,7 +261,7 @@ uint64_t state_size(const Session& s, int32_t seq) {
 uint64_t part_size(const Session& s, int32_t seq, int64_t first, int64_t n) {
     check_part(s, seq, first, n);
     return size_of(s, extent_of(s.sequences(), seq, first, n)) +
-           (folded(s, seq, first + n) ? folded_bytes(s, first + n) : 0);
+           (folded(s, seq, first + n) >= 0 ? folded_bytes(s, first + n) : 0);
 }
 
 namespace {
@@ -300,9 +299,8 @@ void write_state(const Session& s, int32_t seq, int64_t first, int64_t length, c
         kv.read(kind, sequences.pages(kind, seq)[page], n,
                 room(uint64_t(n * kv.position_bytes(kind))));
     });
-    if (const float* from = folded(s, seq, first + length)) {
-        const uint64_t n = folded_bytes(s, first + length);
-        std::memcpy(room(n), from, n);
+    if (const int32_t slot = folded(s, seq, first + length); slot >= 0) {
+        sequences.states().read(slot, room(folded_bytes(s, first + length)));
     }
 }
 
@@ -363,6 +361,7 @@ void append_state(Session& s, int32_t seq, const Checked& checked, const uint8_t
         }
     }
     const uint8_t* from = flags + flag_bytes(header.length);
+    bool stated = false;
     try {
         each_page(extent, [&](int64_t kind, int64_t page, int64_t n) {
             // Of what is behind a window there may be no room for all.
@@ -371,15 +370,14 @@ void append_state(Session& s, int32_t seq, const Checked& checked, const uint8_t
             }
             from += n * kv.position_bytes(kind);
         });
+        stated = size > without;
+        if (stated) sequences.states().write(sequences.new_state(seq), data + without);
     } catch (...) {  // a device that failed
+        if (stated) sequences.forget_state(seq);
         sequences.truncate(seq, extent.first);
         throw;
     }
-    if (size == without) {
-        if (sequences.states() && header.length) sequences.forget_state(seq);
-    } else {
-        std::memcpy(sequences.new_state(seq), data + without, size - without);
-    }
+    if (size == without && sequences.states() && header.length) sequences.forget_state(seq);
 }
 
 // Ends the rest of a sequence that is loaded. Throws Error(context).

@@ -6,10 +6,6 @@ namespace powerinfer {
 
 namespace {
 
-// Of queries and keys that are made as long as 1, whatever the eps of norms: transformers has this
-// one, llama.cpp that of norms. Published models have the same.
-constexpr float kUnitEps = 1e-6f;
-
 // Alpha and beta of all rows, [n, 2 n_v_head], are at Workspace::beside: their place must not
 // depend on the number of rows, which is another one when states are computed once more.
 ggml::Heads alphas(const Workspace& w, const DeltaNet& s) {

@@ -4,14 +4,15 @@
 
 namespace powerinfer {
 
-void keep_entering(const RowsBySequence& rows, int64_t at, const Entering& entering) {
-    const int64_t n_entering = rows.n_entering;
+void keep_entering(const RowsBySequence& rows, const StateLayout& layout, size_t layer,
+                   const Entering& entering) {
+    const int64_t at = layout.entering[layer];
     for (int64_t i = 0; i < rows.n; i++) {
         const SequenceRows& s = rows.sequences[i];
         if (!s.entered) continue;
         for (int64_t k = 0; k < s.n; k++) {
             const int64_t t = rows.rows[s.first + k];
-            float* to = s.entered + k * n_entering + at;
+            float* to = s.entered + k * layout.n_entering + at;
             for (const Columns& c : entering) {
                 if (c.x) to = std::copy_n(c.x + t * c.width, c.width, to);
             }
@@ -45,8 +46,13 @@ void replay(ggml::Context& context, const Model& model, const StateLayout& layou
         const int64_t here = std::min(at_once, n - begin);
         for (int64_t t = 0; t < here; t++) rows.rows[t] = int32_t(t);
         rows.n = 1;
-        rows.sequences[0] = {0, 0, here, begin ? after : before, after};
+        SequenceRows& all = rows.sequences[0];
+        all = {};
+        all.n = here;
+        all.before = begin ? after : before;
+        all.after = after;
         for (size_t i = 0; i < model.layers.size(); i++) {
+            if (!layout.has(i)) continue;
             const Folding f{context, model, work, here, layout.state[i]};
             const float* from = entered + begin * layout.n_entering + layout.entering[i];
             for_state_part(model.layers[i],

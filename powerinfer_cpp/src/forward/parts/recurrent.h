@@ -53,10 +53,11 @@ const ggml::StateRows* convolve_first(const Folding& f, const ggml::Convolution&
 void finish_gated(const Pass& p, ggml::GatedNorm norm, float* gates, const ggml::Matrix& out,
                   float* y);
 
-// Keeps what enters, of the rows of which it is kept.
-void keep_entering(const RowsBySequence& rows, int64_t at, const Entering& entering);
-// Folds n rows of a sequence of which it was kept into the states of all layers, `at_once` of them
-// at a time. They have the same bits as those of the call that computed the rows.
+// Keeps what enters a layer, of the rows of which it is kept.
+void keep_entering(const RowsBySequence& rows, const StateLayout& layout, size_t layer,
+                   const Entering& entering);
+// Folds n rows of a sequence of which it was kept into the states of the layers in RAM, `at_once`
+// of them at a time. They have the same bits as those of the call that computed the rows.
 void replay(ggml::Context& context, const Model& model, const StateLayout& layout, Workspace& work,
             int64_t at_once, const float* entered, int64_t n, const float* before, float* after);
 
@@ -69,7 +70,7 @@ void recurrent(const Pass& p, int64_t layer, const T& part, ggml::SharedInput& x
     const int64_t n = p.work.batch.n;
     if (alone) p.record.squares(p.context, PI_INPUT_ATTENTION, layer, 0, x.x(), n);
     project(p, part, x);
-    keep_entering(p.work.state.by_sequence, layout.entering[i], entering(p.work, part));
+    keep_entering(p.work.state.by_sequence, layout, i, entering(p.work, part));
     fold({p.context, p.model, p.work, n, layout.state[i]}, part);
     finish(p, part, y);
     // finish() leaves there what its last product has read.
