@@ -70,6 +70,8 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
     device_.zero(stream_.get(), scratch_.arrived, uint64_t(n) * sizeof(uint32_t));
     counted_.resize(size_t(n) * 3 + 2);
     device_.zero(stream_.get(), scratch_.counts, counted_.size() * sizeof(counted_[0]));
+    // What is between the states of layers is saved with them.
+    device_.zero(stream_.get(), state_memory_.get(), state_memory_.size());
     for (size_t i = 0; i < ropes.size(); i++) {
         const std::vector<double>& frequency = ropes[i].frequency;
         device_.copy_in(stream_.get(), scratch_.frequency[i], frequency.data(),
