@@ -16,21 +16,13 @@ namespace {
 
 using ggml::format;
 
-
 }  // namespace
 
 KeptToCpu::KeptToCpu(const Model& model) : model_(model) {
-    // Vectors with a row for each channel or group, which their operators read as they are.
-    std::unordered_set<const void*> in_rows;
-    for (const Layer& layer : model.layers) {
-        for_state_part(layer, [&](const auto& part) { in_rows.insert(&part.conv); });
-        if (const auto* mamba = layer.find<Mamba2>()) in_rows.insert(&mamba->norm);
-    }
     for (const WeightSpec& w : model.weights) {
         if (const auto* v = std::get_if<Vector>(&w.target)) given_.insert(v->to);
         if (const auto* product = std::get_if<Product>(&w.target)) given_.insert(product->to);
         if (w.suits_device() || w.chosen) continue;  // experts may stay with the CPU
-        if (const auto* v = std::get_if<Vector>(&w.target); v && in_rows.count(v->to)) continue;
         if (w.of_head()) head_suits_ = false;
         unsuited_.emplace(layer_of(w.name), w.name);
     }
