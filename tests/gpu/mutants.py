@@ -54,7 +54,7 @@ EQUIVALENT = {
     "ffn.cu": ["if (first >= list.n) return;"],
     "ffn_rows.cu": ["if (!any) continue;"],
     "matmul.cu": ["if (share.rows.n <= 0 || first >= p.w.rows) return;"],
-    "norm.cu": ["if (thread < kWarp) {"],
+    "lanes.h": ["if (thread < kWarp) {"],
     # What collectives of the warp lie between orders no memory, but the shim does not see that.
     "route.cu": ["__syncwarp();  // what was shared before has been read"],
     "tiles.cu": ["if (share.rows.n <= 0 || first >= p.w.rows) return;"],
@@ -67,12 +67,14 @@ EQUIVALENT = {
 HEADERS = {
     "attention.h": ("attention.cu", "attention_q8.cu"),
     "exchange.h": ("merge.cu", "merge_experts.cu"),
+    "lanes.h": ("norm.cu", "recurrence.cu"),
     "products.h": ("matmul.cu", "tiles.cu"),
 }
 GROUPS = {  # else the file's own
     "attention.h": ("attention",),
     "attention_q8.cu": ("attention",),
     "exchange.h": ("merge", "merge_experts"),
+    "lanes.h": ("norm", "recurrence"),
     "products.h": ("matmul", "matmul_experts"),
 }
 

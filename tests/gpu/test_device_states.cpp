@@ -83,7 +83,7 @@ void test_cuts(const Models& models) {
     for (const int32_t ubatch : {1, 7, 64}) {
         for (const size_t at_once : {1, 3, 20, 96}) {
             if (ubatch == 1 && at_once < 20) continue;
-            if (!full_circle() && (ubatch != 7 || at_once == 20)) continue;
+            if (!full_circle() && (ubatch != 7 || (at_once > 1 && at_once < 96))) continue;
             Session session(models.device, params_of(3, ubatch));
             CHECK(same(logits(session, tokens, at_once, 40, 1), expected));
             if (at_once == 1) CHECK(session.device()->n_recorded() > 0);
@@ -205,7 +205,7 @@ void test_stops(const Models& models) {
     eval(session, part(tokens, 0, 20));
     const std::vector<uint8_t> before = saved(session, 0);
     int stops = 0;
-    for (;; stops++) {
+    for (;; stops += full_circle() ? 1 : 3) {
         left = stops + 1;
         try {
             eval_with(session, part(tokens, 20, 80), {0, 10, 30});

@@ -16,6 +16,9 @@
 // An array in the memory that the threads of a block share.
 #define GGML_SHARED(type, name, n) __shared__ type name[n]
 
+// Before a loop: its turns are written out, so that arrays stay in registers.
+#define GGML_UNROLL _Pragma("unroll")
+
 // Before a loop: the compiler is to put two of its turns into one, not four, which would take more
 // registers.
 #define GGML_UNROLL_TWO _Pragma("unroll 2")

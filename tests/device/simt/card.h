@@ -12,6 +12,7 @@
     type* const name =             \
         static_cast<type*>(shim::shared_memory(sizeof(type) * (n), shim::Place::current()))
 
+#define GGML_UNROLL
 #define GGML_UNROLL_TWO
 
 namespace ggml::GGML_GPU {

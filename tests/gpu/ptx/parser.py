@@ -162,7 +162,7 @@ def read_kernel(name: str, header: str, body: str, line: int, files: dict[int, s
                 kernel.registers[register.strip().split("<")[0] + "<" * ("<" in register)] = BITS[
                     found.group(1)
                 ]
-        elif text.startswith(".loc"):
+        elif re.match(r"\.loc\s", text):
             _, file, number, *_ = text.replace(",", " ").split()
             source = f"{files.get(int(file), file)}:{number}"
         elif text.startswith(".shared"):

@@ -30,6 +30,7 @@ __global__ void convolve_kernel(Convolution p, DeviceSequences s, const float* x
     if (channel >= p.channels) return;
     const int taps = known ? known : int(p.taps), past = taps - 1;
     float weight[most], columns[most];  // of the last rows, the oldest first
+    GGML_UNROLL
     for (int j = 0; j < most; j++) {
         weight[j] = j < taps ? p.weight[channel * taps + j] : 0;
         const int64_t at = s.at + j * p.channels + channel;
@@ -40,22 +41,27 @@ __global__ void convolve_kernel(Convolution p, DeviceSequences s, const float* x
         const int n = seq.n - t < kAhead ? seq.n - t : kAhead;
         float some[kAhead];
         int row[kAhead];
+        GGML_UNROLL
         for (int i = 0; i < kAhead; i++) {
             row[i] = s.rows[seq.first + t + (i < n ? i : 0)];
             some[i] = x[row[i] * x_row + channel];
         }
+        GGML_UNROLL
         for (int i = 0; i < kAhead; i++) {
             if (i >= n) break;
             float sum = bias;
+            GGML_UNROLL
             for (int j = 0; j < most; j++) {
                 if (j < taps) sum += weight[j] * (j < past ? columns[j] : some[i]);
             }
+            GGML_UNROLL
             for (int j = 0; j + 1 < most; j++) {
                 if (j < past) columns[j] = j + 1 < past ? columns[j + 1] : some[i];
             }
             y[row[i] * y_row + channel] = p.silu ? silu(sum) : sum;
         }
     }
+    GGML_UNROLL
     for (int j = 0; j < most; j++) {
         if (j < past) seq.after[s.at + j * p.channels + channel] = columns[j];
     }
@@ -141,9 +147,10 @@ __global__ void __launch_bounds__(kScanWarps* kWarp)
     const auto load = [&](int t) {
         row = s.rows[seq.first + t];
         step = decays[row * p.n_head + head];
-        const Heads& from = lane < kScanRows ? p.b : p.c;
+        const float* const of_b = values(p.b, row, group);
+        const float* const of_c = values(p.c, row, group);
         const int r = lane % kScanRows;
-        factor = r < n ? values(from, row, group)[first + r] : 0;
+        factor = r < n ? (lane < kScanRows ? of_b : of_c)[first + r] : 0;
         value = inside ? values(p.x, row, head)[col] : 0;
     };
     load(0);
@@ -285,7 +292,7 @@ __global__ void delta_kernel(DeltaRule p, DeviceSequences s, DeviceStateScratch 
             change[lane] = 1 / step.scale * delta;
         }
         __syncthreads();
-        const float delta = change[lane];
+        const float delta = inside ? change[lane] : 0;
         each_row([&](int r, float& v) {
             if (folded(step)) v *= step.decayed;
             v = fmaf(k_now[r], delta, v);
