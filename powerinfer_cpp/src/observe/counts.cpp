@@ -72,8 +72,13 @@ void Counts::add(const Model& m, const Batch& batch, const KvPages& kv) {
         kept += batch.result[t] != nullptr;
     }
     for (int64_t i = 0; i < m.config.n_layer; i++) {
+        const bool on_device = m.device && m.device->split.has(i);
+        const auto read = [&](uint64_t bytes) {
+            kv_bytes += bytes;
+            if (on_device) device_kv_bytes += bytes;
+        };
         const int64_t state = state_sizes(m.layers[size_t(i)]).state;
-        kv_bytes += uint64_t(batch.n * state) * sizeof(float);
+        read(uint64_t(batch.n * state) * sizeof(float));
         const auto* attention = m.layers[size_t(i)].find<Attention>();
         if (!attention) continue;
         const int64_t window = attention->window;
@@ -83,9 +88,7 @@ void Counts::add(const Model& m, const Batch& batch, const KvPages& kv) {
             seen += uint64_t(window ? std::min(all, window) : all);
         }
         const int64_t of = attention->kv_of >= 0 ? attention->kv_of : i;
-        const uint64_t bytes = seen * uint64_t(kv.layer_bytes(of));
-        kv_bytes += bytes;
-        if (m.device && m.device->split.has(i)) device_kv_bytes += bytes;
+        read(seen * uint64_t(kv.layer_bytes(of)));
     }
 }
 

@@ -14,7 +14,7 @@ namespace powerinfer {
 // Sums over all rows since the session began.
 struct Counts {
     int64_t rows = 0, kept = 0;                  // kept: with logits or an embedding
-    uint64_t kv_bytes = 0, device_kv_bytes = 0;  // keys and values that attention read
+    uint64_t kv_bytes = 0, device_kv_bytes = 0;  // keys, values and states that were read
     uint64_t transferred = 0;                    // bytes to and from a device
     int64_t answers = 0;                         // halves of layers that the CPU gave to a device
     // Nanoseconds that the CPU waited for the device's part of a shared layer, and the device for
