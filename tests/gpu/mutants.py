@@ -75,7 +75,7 @@ GROUPS = {  # else the file's own
     "attention_q8.cu": ("attention",),
     "exchange.h": ("merge", "merge_experts"),
     "lanes.h": ("norm", "recurrence"),
-    "products.h": ("matmul", "matmul_experts"),
+    "products.h": ("matmul",),
 }
 
 
