@@ -36,6 +36,7 @@ EQUIVALENT = {
         "if (next_column < call.values.dim) {",
         # What is computed too much is not stored, or where nobody reads it.
         "if (q0 >= mine.n) continue;",
+        "if (q0 >= mine.n || column + own >= call.values.dim) continue;",
         "if (thread < n) {  // by how much block `thread` changes the scale of what is before it",
     ],
     "attention.h": ["if (mine.from >= mine.to) return mine;"],

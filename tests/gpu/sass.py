@@ -69,7 +69,6 @@ GROUPS = {
     ("", "IQ4_NL"): (18, 18),
     ("", "MXFP4"): (17, 17),
     ("", "IQ4_XS"): (19, 17.25),
-    ("attention_kernel", "Q8_0"): (16, 16),
 }
 CONVERSIONS = ("I2F", "F2I", "F2F", "I2I", "FRND", "MUFU")
 

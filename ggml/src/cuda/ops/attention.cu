@@ -38,21 +38,32 @@ struct Slab {
     __device__ bool wants(int p, int byte) const {
         return p >= from && p < to && byte < rows.width;
     }
+    // Which units a thread has: one of a row, of every step-th position. Those of one k are in one
+    // page.
+    static constexpr int step = kThreads / units;
+    static constexpr bool one_page = positions <= kPage;
+    static_assert(kThreads % units == 0 && (one_page || step == kPage));
+    __device__ static int down() { return int(threadIdx.x / units); }
+    __device__ static int unit() { return int(threadIdx.x % units); }
+
+    // first_position is 0 where positions are of several pages.
     __device__ void fetch(int first_position, int first_byte, Underway& next) {
         first = first_position;
         begin = first_byte;
+        const int byte = begin + 16 * unit();
+        const int64_t in_page = (unsigned(first) % kPage + down()) * int64_t(rows.bytes) + byte;
+        const uint8_t* const run = rows.base + in_page;
+        const int64_t only = one_page ? page[unsigned(first) / kPage] : 0;
         for (int k = 0; !odd && k < kOwnUnits; k++) {
-            const int i = k * kThreads + int(threadIdx.x);
-            const int p = first + i / units, byte = begin + i % units * 16;
-            next[k] = wants(p, byte) ? load16(row(p) + byte) : uint4{0, 0, 0, 0};
+            const int64_t at = one_page ? only + k * step * rows.bytes : page[k];
+            const bool wanted = wants(first + k * step + down(), byte);
+            next[k] = wanted ? load16(run + at) : uint4{0, 0, 0, 0};
         }
     }
     // What has been fetched, to shared memory.
     __device__ void store(const Underway& next, uint4* shared) const {
-        for (int k = 0; !odd && k < kOwnUnits; k++) {
-            const int i = k * kThreads + int(threadIdx.x);
-            shared[i / units * stride + i % units] = next[k];
-        }
+        uint4* const own = shared + down() * stride + unit();
+        for (int k = 0; !odd && k < kOwnUnits; k++) own[k * step * stride] = next[k];
         // Rows that are not made of whole 16 bytes: no model that is known has them.
         constexpr int columns = units * 16 / int(sizeof(Stored));
         GGML_UNROLL_TWO
@@ -180,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_kernel(AttentionCall ca
     using Stored =
         std::conditional_t<S::kColumns == 2, unsigned, typename decltype(values)::Stored>;
     const auto* stored = reinterpret_cast<const Stored*>(staged) + thread % S::kLanes;
-    const int q0 = thread / S::kLanes * S::kPerGroup;
+    const int q0 = thread / S::kLanes * S::kPerGroup, own = thread % S::kLanes * S::kColumns;
     // The columns of this thread at position i of a slab.
     const auto load_value = [&](int i, float(&v)[S::kColumns]) {
         const Stored some = stored[i * S::kLanes];
@@ -193,8 +204,21 @@ __global__ void __launch_bounds__(kThreads, 2) attention_kernel(AttentionCall ca
             v[0] = half_to_float(some);
         }
     };
+    const int eights_from = (mine.all_from + 7) / 8 * 8,
+              eights_to = at_least_0(mine.all_to) / 8 * 8;
     for (int column = 0; column < call.values.dim; column += S::kWide) {
         float sum[S::kPerGroup][S::kColumns] = {};
+        const auto one_by_one = [&](int p, int end, int first) {
+            for (; p < end; p++) {
+                float v[S::kColumns];
+                load_value(p - first, v);
+                for (int j = 0; j < S::kPerGroup; j++) {
+                    if (p < from[q0 + j] || p >= to[q0 + j]) continue;
+                    const float w = weight[(q0 + j) * kPositions + p];
+                    for (int c = 0; c < S::kColumns; c++) sum[j][c] = fmaf(w, v[c], sum[j][c]);
+                }
+            }
+        };
         for (int first = value_first; first < mine.to; first += S::kDeep) {
             __syncthreads();  // those before have been read
             values.store(next, staged);
@@ -204,44 +228,37 @@ __global__ void __launch_bounds__(kThreads, 2) attention_kernel(AttentionCall ca
             if (next_column < call.values.dim) {
                 values.fetch(last ? value_first : first + S::kDeep, next_column * S::kSize, next);
             }
-            if (q0 >= mine.n) continue;
+            if (q0 >= mine.n || column + own >= call.values.dim) continue;
+            // Eights of positions that all see, and what is beside them.
             const int end = at_most(first + S::kDeep, mine.to);
-            for (int p = first > mine.from ? first : mine.from; p < end;) {
-                constexpr int deep = 8;  // positions that are loaded at once
-                if (p % deep == 0 && p + deep <= end && mine.all_see(p, p + deep)) {
-                    float v[deep][S::kColumns];
-                    for (int i = 0; i < deep; i++) load_value(p - first + i, v[i]);
-                    for (int j = 0; j < S::kPerGroup; j++) {
-                        for (int h = 0; h < deep / 4; h++) {
-                            const float4 w = weights[((q0 + j) * kPositions + p) / 4 + h];
-                            for (int c = 0; c < S::kColumns; c++) {
-                                float s = sum[j][c];
-                                s = fmaf(w.x, v[4 * h][c], s);
-                                s = fmaf(w.y, v[4 * h + 1][c], s);
-                                s = fmaf(w.z, v[4 * h + 2][c], s);
-                                sum[j][c] = fmaf(w.w, v[4 * h + 3][c], s);
-                            }
+            const int begin = first > mine.from ? first : mine.from;
+            const int eights = at_most(begin > eights_from ? begin : eights_from, end);
+            const int eights_end = eights > eights_to ? eights : at_most(end, eights_to);
+            one_by_one(begin, eights, first);
+            GGML_UNROLL_TWO
+            for (int p = eights; p < eights_end; p += 8) {
+                float v[8][S::kColumns];
+                for (int i = 0; i < 8; i++) load_value(p - first + i, v[i]);
+                for (int j = 0; j < S::kPerGroup; j++) {
+                    for (int h = 0; h < 2; h++) {
+                        const float4 w = weights[((q0 + j) * kPositions + p) / 4 + h];
+                        for (int c = 0; c < S::kColumns; c++) {
+                            float s = sum[j][c];
+                            s = fmaf(w.x, v[4 * h][c], s);
+                            s = fmaf(w.y, v[4 * h + 1][c], s);
+                            s = fmaf(w.z, v[4 * h + 2][c], s);
+                            sum[j][c] = fmaf(w.w, v[4 * h + 3][c], s);
                         }
                     }
-                    p += deep;
-                    continue;
                 }
-                float v[S::kColumns];
-                load_value(p - first, v);
-                for (int j = 0; j < S::kPerGroup; j++) {
-                    if (p < from[q0 + j] || p >= to[q0 + j]) continue;
-                    const float w = weight[(q0 + j) * kPositions + p];
-                    for (int c = 0; c < S::kColumns; c++) sum[j][c] = fmaf(w, v[c], sum[j][c]);
-                }
-                p++;
             }
+            one_by_one(eights_end, end, first);
         }
         for (int j = 0; j < S::kPerGroup; j++) {
             if (q0 + j >= mine.n) continue;
             float* const out = call.sums_of(number[q0 + j]);
             for (int c = 0; c < S::kColumns; c++) {
-                const int own = column + thread % S::kLanes * S::kColumns + c;
-                if (own < call.values.dim) out[own] = sum[j][c];
+                if (column + own + c < call.values.dim) out[column + own + c] = sum[j][c];
             }
         }
     }

@@ -29,40 +29,45 @@ struct PageSlab {
     static_assert(kWords * kDeep <= 4 * kUnits);
     const KvRows rows;
     const int64_t* page;
-    const int from, to;        // positions that are wanted
-    int first = 0, block = 0;  // of the slab: its first position, and its first block of rows
+    const int from, to;               // positions that are wanted
+    int first = 0, block = 0, n = 0;  // of the slab: its first position and block, and blocks
+    int width = 0;                    // bytes of a row of the slab
 
     __device__ PageSlab(const KvRows& of, const int64_t* pages, int wanted_from, int wanted_to)
         : rows(of), page(pages), from(wanted_from), to(wanted_to) {}
 
-    __device__ int blocks() const { return at_most(rows.dim / kQ - block, kSlabBlocks); }
-    __device__ int width() const { return blocks() * kBlockBytes; }
-    __device__ bool whole_rows() const { return rows.bytes == width(); }
+    __device__ bool whole_rows() const { return rows.bytes == width; }
     __device__ bool whole_words() const { return rows.bytes % 4 == 0; }
-    __device__ const uint8_t* run() const { return rows.base + page[first / kPage]; }
+    __device__ const uint8_t* run() const {
+        return rows.base + page[unsigned(first) / kPage] + block * kBlockBytes;
+    }
 
     __device__ void fetch(int first_position, int first_block, Underway& next) {
         first = first_position;
         block = first_block;
-        const int begin = at_least_0(from - first), end = at_most(to - first, kPage);
-        const int thread = int(threadIdx.x);
+        n = at_most(rows.dim / kQ - block, kSlabBlocks);
+        width = n * kBlockBytes;
+        const unsigned begin = unsigned(at_least_0(from - first));
+        const auto end = unsigned(at_least_0(at_most(to - first, kPage)));
+        const unsigned thread = threadIdx.x;
+        const uint8_t* const of_page = run();
         if (whole_rows()) {
-            const int units_begin = begin * rows.bytes / 16,
-                      units_end = (end * rows.bytes + 15) / 16;
+            const unsigned first_unit = begin * unsigned(width) / 16;
+            const unsigned end_unit = (end * unsigned(width) + 15) / 16;
             for (int k = 0; k < kUnits; k++) {
-                const int i = k * kThreads + thread;
+                const unsigned i = unsigned(k) * kThreads + thread;
                 uint4 some{0, 0, 0, 0};
-                if (i >= units_begin && i < units_end) some = load16(run() + 16 * i);
+                if (i >= first_unit && i < end_unit) some = load16(of_page + 16 * i);
                 next[4 * k] = some.x, next[4 * k + 1] = some.y;
                 next[4 * k + 2] = some.z, next[4 * k + 3] = some.w;
             }
         } else if (whole_words()) {
             for (int d = 0; d < kDeep; d++) {
-                const int p = d * kDown + thread / kLanes;
-                const uint8_t* row = run() + p * int64_t(rows.bytes) + block * kBlockBytes;
+                const unsigned p = unsigned(d) * kDown + thread / kLanes;
+                const uint8_t* row = of_page + p * int64_t(rows.bytes);
                 for (int k = 0; k < kWords; k++) {
-                    const int i = k * kLanes + thread % kLanes;
-                    const bool wanted = p >= begin && p < end && i < width() / 4;
+                    const unsigned i = unsigned(k) * kLanes + thread % kLanes;
+                    const bool wanted = p >= begin && p < end && i < unsigned(width) / 4;
                     next[d * kWords + k] = wanted ? load<unsigned>(row + 4 * i) : 0;
                 }
             }
@@ -70,32 +75,33 @@ struct PageSlab {
     }
     // What has been fetched, to shared memory.
     __device__ void store(const Underway& next, uint4* shared) const {
-        const int thread = int(threadIdx.x);
-        auto* const words = reinterpret_cast<unsigned*>(shared);
+        const unsigned thread = threadIdx.x;
         if (whole_rows()) {
             for (int k = 0; k < kUnits; k++) {
-                const int i = k * kThreads + thread;
-                if (i >= kPage * width() / 16) break;
+                const unsigned i = unsigned(k) * kThreads + thread;
+                if (i >= unsigned(kPage * width) / 16) break;
                 shared[i] = {next[4 * k], next[4 * k + 1], next[4 * k + 2], next[4 * k + 3]};
             }
             return;
         }
-        const int down = thread / kLanes;
+        const unsigned down = thread / kLanes;
         if (whole_words()) {
+            auto* const words = reinterpret_cast<unsigned*>(shared);
             for (int d = 0; d < kDeep; d++) {
                 for (int k = 0; k < kWords; k++) {
-                    const int i = k * kLanes + thread % kLanes;
-                    if (i >= width() / 4) break;
-                    words[(d * kDown + down) * width() / 4 + i] = next[d * kWords + k];
+                    const unsigned i = unsigned(k) * kLanes + thread % kLanes;
+                    if (i >= unsigned(width) / 4) break;
+                    words[(unsigned(d) * kDown + down) * unsigned(width) / 4 + i] =
+                        next[d * kWords + k];
                 }
             }
             return;
         }
-        for (int p = down; p < kPage; p += kDown) {
+        for (int p = int(down); p < kPage; p += kDown) {
             const bool wanted = first + p >= from && first + p < to;
-            const uint8_t* row = run() + p * int64_t(rows.bytes) + block * kBlockBytes;
-            auto* const halves = reinterpret_cast<uint16_t*>(shared) + p * width() / 2;
-            for (int i = thread % kLanes; i < width() / 2; i += kLanes) {
+            const uint8_t* row = run() + p * int64_t(rows.bytes);
+            auto* const halves = reinterpret_cast<uint16_t*>(shared) + p * width / 2;
+            for (int i = int(thread % kLanes); i < width / 2; i += kLanes) {
                 halves[i] = wanted ? load<uint16_t>(row + 2 * i) : uint16_t(0);
             }
         }
@@ -228,8 +234,8 @@ __global__ void __launch_bounds__(kThreads, 2) attention_q8_kernel(AttentionCall
             __syncthreads();  // what was staged before has been read, and queries are there
             keys.store(next, staged);
             __syncthreads();
-            const StagedBlocks some{reinterpret_cast<const uint8_t*>(staged), keys.width()};
-            const int n = keys.blocks();
+            const StagedBlocks some{reinterpret_cast<const uint8_t*>(staged), keys.width};
+            const int n = keys.n;
             const bool last = block + kSlabBlocks >= blocks;
             const int next_first = last ? first + kPage : first;
             if (next_first < mine.to) keys.fetch(next_first, last ? 0 : block + kSlabBlocks, next);
@@ -279,8 +285,8 @@ __global__ void __launch_bounds__(kThreads, 2) attention_q8_kernel(AttentionCall
             __syncthreads();  // what was staged before has been read
             values.store(next, staged);
             __syncthreads();
-            const StagedBlocks some{reinterpret_cast<const uint8_t*>(staged), values.width()};
-            const int n = values.blocks();
+            const StagedBlocks some{reinterpret_cast<const uint8_t*>(staged), values.width};
+            const int n = values.n;
             const bool last = first + kPage >= mine.to;
             const int next_block = last ? block + kSlabBlocks : block;
             if (next_block < v_blocks) {
