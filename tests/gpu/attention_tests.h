@@ -154,8 +154,8 @@ inline void test_attention() {
                                     {DType::Q8_0, 128, 128, 1, 8, false, true},
                                     {DType::F32, 136, 136, 1, 5, false, true},
                                     {DType::Q8_0, 96, 96, 2, 1, false, true},
-                                    {DType::F16, 40, 24, 2, 3},
-                                    {DType::F32, 24, 40, 2, 1},
+                                    {DType::F16, 40, 24, 2, 4},
+                                    {DType::F32, 24, 40, 4, 1},
                                     // Rows that are not made of whole 16 bytes.
                                     {DType::F32, 6, 6, 2, 3, false, true},
                                     {DType::F16, 250, 250, 2, 1, false, true},
