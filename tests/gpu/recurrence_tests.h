@@ -110,6 +110,7 @@ inline void test_convolution(int64_t channels, int64_t taps, bool silu, bool in_
         Passes passes(sequences, how.state(), 0);
         const int64_t n = passes.n_rows, x_row = channels + 3, y_row = in_place ? x_row : channels;
         Floats x = normal(n * x_row), y(size_t(n * y_row), 5.0f);
+        if (!silu) x[1] = INFINITY;  // times a weight that is not there it would be no number
         const Array<float> device_x(x), device_y(y);
         passes.on_cpu([&](const StateRows* of, int64_t count) {
             convolve(context, how, of, count, x.data(), x_row, in_place ? x.data() : y.data(),
@@ -136,16 +137,23 @@ inline void test_scan(int64_t n_head, int64_t n_group, int64_t head_dim, int64_t
                       bool in_place) {
     Mamba2Scan how;
     how.n_head = n_head, how.n_group = n_group, how.head_dim = head_dim, how.n_state = n_state;
-    const Floats dt_bias = normal(n_head), d = normal(n_head);
+    const Floats dt_bias = normal(n_head), d = normal(n_head, 0.1f, 1);
     Floats a = normal(n_head, 0.5f);
     for (float& v : a) v = -std::fabs(v);
-    a[0] = -30;  // scales are folded
+    // Scales are folded; or, with a single row, what is infinite stays so.
+    const bool infinite = n_state == 1;
+    a[0] = infinite ? -0.01f : -30.0f;
     const Array<float> device_bias(dt_bias), device_d(d), device_a(a);
     const int64_t inner = n_head * head_dim, shared = n_group * n_state;
     const int64_t width = inner + 2 * shared + n_head + 1;
     for (const auto& sequences : some_passes()) {
         Passes passes(sequences, how.state(), n_head);
         Floats rows = normal(passes.n_rows * width), y(size_t(passes.n_rows * inner), 5.0f);
+        for (int64_t t = 0; infinite && t < passes.n_rows; t++) {
+            float* const row = rows.data() + t * width;
+            row[0] = INFINITY;
+            std::fill_n(row + inner, 2 * shared, 1.0f);
+        }
         const Array<float> device_rows(rows), device_y(y);
         const Array<DeviceDecay> decays(size_t(passes.n_rows * n_head));
         const auto take = [&](float* x) {

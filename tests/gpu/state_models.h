@@ -55,9 +55,11 @@ class Maker {
         matrix(blk(i, "attn_v"), 32, kEmbd);
         matrix(blk(i, "attn_output"), kEmbd, 64);
     }
-    void ffn(int64_t i, int64_t n_ff, bool gated) {
+    // in_rows: down as rows of neurons.
+    void ffn(int64_t i, int64_t n_ff, bool gated, bool in_rows = false) {
         if (gated) matrix(blk(i, "ffn_gate"), n_ff, kEmbd);
         matrix(blk(i, "ffn_up"), n_ff, kEmbd);
+        if (in_rows) return matrix(blk(i, "ffn_down_t"), n_ff, kEmbd);
         matrix(blk(i, "ffn_down"), kEmbd, n_ff);
     }
     void experts(int64_t i, int64_t n, int64_t n_ff) {
@@ -133,7 +135,7 @@ inline Description lfm2() {
 }
 
 // Mamba-2 without attention or a block in the same layer, with norms of groups.
-inline Description nemotron_h() {
+inline Description nemotron_h(bool in_rows) {
     Maker m("nemotron_h", 5, 64, ggml::DType::F32);
     m.sizes(4, 24, 2, 6, 96);
     m.keys("attention.head_count_kv", {0, 0, 1, 0, 0});
@@ -142,7 +144,7 @@ inline Description nemotron_h() {
         m.norm(i, "attn_norm");
         if (i == 0 || i == 3) m.mamba(i, 4, 24, 2, 6, 96, true);
         if (i == 2) m.attention(i);
-        if (i == 1 || i == 4) m.ffn(i, 64, false);
+        if (i == 1 || i == 4) m.ffn(i, 64, false, in_rows);
     }
     return m.d;
 }

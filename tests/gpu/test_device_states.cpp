@@ -93,6 +93,10 @@ void test_cuts(const Models& models) {
     params.stepwise = true;
     Session session(models.device, params);
     CHECK(same(logits(session, tokens, 17), expected));
+    // What was read of states and pages is where the layers are.
+    const bool all = models.device->device_layers() == models.cpu->config.n_layer;
+    const uint64_t here = device_traffic(*models.device, session.counts, false).kv;
+    CHECK(here > 0 && (here == traffic(*models.device, session.counts, false).kv) == all);
 }
 
 // Rows of three texts in one call, in any order.
@@ -294,6 +298,63 @@ void test_plan(const Models& models) {
     CHECK_THROWS(memory, Model::inspect(models.path, tight));
 }
 
+// Call n of the run time fails while a state is folded, saved or loaded, for every n: an error, and
+// nothing goes on from a state that is not right.
+void test_failing(const Models& models) {
+    const Tokens tokens = random_tokens(40, 18);
+    const Floats expected = models.expected(tokens);
+    Session session(models.device, params_of());
+    const auto fails_at = [&](int n, const auto& what) {
+        bool failed = false;
+        shim::fail_after(n);
+        try {
+            what();
+        } catch (const Error& e) {
+            CHECK(e.code() == Code::device);
+            failed = true;
+        }
+        shim::fail_after(-1);
+        return failed;
+    };
+    const auto begin = [&] {
+        session.truncate(0, 0);
+        eval(session, part(tokens, 0, 20));
+        eval(session, part(tokens, 20, 30));
+    };
+    int n = 0;
+    for (begin(); fails_at(n, [&] { session.truncate(0, 25); }); n++, begin()) {
+        CHECK(session.length(0) == 25 && matching(session, tokens) == 0);
+        CHECK_THROWS(argument, eval(session, {1}));
+    }
+    CHECK(n > 3 && goes_on(session, tokens, expected));
+    const std::vector<uint8_t> whole = saved(session, 0);
+    for (n = 0; fails_at(n, [&] { saved(session, 0); }); n++) CHECK(session.length(0) == 40);
+    CHECK(n > 1 && saved(session, 0) == whole);
+    const auto load = [&] { load_state(session, 1, whole.data(), whole.size()); };
+    for (n = 0; fails_at(n, load); n++) CHECK(session.length(1) == 0);
+    CHECK(n > 1 && saved(session, 1) == whole);
+}
+
+// Blocks of neuron rows, shared with the CPU, between layers with a state: one split has the same
+// bits for every cut, and the CPU's but for rounding.
+void test_neuron_rows() {
+    const std::string path = folder / "rows.gguf";
+    tiny::write(state_models::nemotron_h(true), path);
+    pi_session_params params = params_of();
+    params.n_checkpoints = 2;
+    const uint64_t most = budgets(path, params).most;
+    const auto model = load_on(path, most - (40 << 10), params);
+    CHECK(model->device_layers() > 1 && neurons_on_device(*model) > 0);
+    CHECK(model->device->split.splits(4));
+    const Tokens tokens = random_tokens(60, 19);
+    const Floats expected = logits(model, tokens, params);
+    CHECK(sessions::distance(expected, logits(load(path), tokens, params)) < 2e-5);
+    for (const size_t at_once : {1, 7}) {
+        Session session(model, params);
+        CHECK(same(logits(session, tokens, at_once), expected));
+    }
+}
+
 void test_kind(const Description& d) {
     const Models whole(d);
     test_cuts(whole);
@@ -315,9 +376,11 @@ void test_kind(const Description& d) {
 }  // namespace
 
 int main() {
-    for (const auto& kind : {state_models::lfm2, state_models::nemotron_h, state_models::falcon_h1,
-                             state_models::qwen3_5, state_models::qwen3_next}) {
-        test_kind(kind());
+    using namespace state_models;
+    for (const Description& d : {lfm2(), nemotron_h(false), falcon_h1(), qwen3_5(), qwen3_next()}) {
+        test_kind(d);
     }
+    test_failing(Models(falcon_h1()));
+    test_neuron_rows();
     return check::summary("test_device_states");
 }

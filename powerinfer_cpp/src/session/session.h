@@ -47,7 +47,8 @@ class Session {
 
     // Operations on sequences. Each throws Error(argument) if the sequence or the positions do not
     // exist. truncate and copy throw Error(unsupported) and change nothing if the model has states
-    // and that of the n positions is not known, or if what they see was given up (Sequences::find).
+    // and that of the n positions is not known, or if what they see was given up (Sequences::find);
+    // or Error(device), after which the state of what they were to change is not known.
     int64_t length(int32_t seq) const;
     // See pi_sequence_rest in powerinfer.h.
     void rest(int32_t seq, bool rests);

@@ -56,7 +56,7 @@ __global__ void convolve_kernel(Convolution p, DeviceSequences s, const float* x
             }
             GGML_UNROLL
             for (int j = 0; j + 1 < most; j++) {
-                if (j < past) columns[j] = j + 1 < past ? columns[j + 1] : some[i];
+                columns[j] = j + 1 < past ? columns[j + 1] : some[i];
             }
             y[row[i] * y_row + channel] = p.silu ? silu(sum) : sum;
         }
