@@ -5,6 +5,7 @@
 
 #include "ggml/carver.h"
 #include "ggml/device_ops.h"
+#include "memory/kv_layout.h"
 #include "memory/states.h"
 #include "model/model.h"
 

@@ -2,23 +2,10 @@
 #pragma once
 
 #include "ggml/carver.h"
+#include "memory/device_kv.h"
 #include "memory/kv_layout.h"
 
 namespace powerinfer {
-
-// Keys and values of the layers that a device has, in pages of the same classes and numbers, and
-// their states, in the same slots (states.h). Runs are in the order of KvLayout, without gaps.
-class DeviceKv {
- public:
-    virtual ~DeviceKv() = default;
-    virtual void copy_page(int64_t kind, int32_t from, int32_t to) = 0;
-    // The first n positions of a page.
-    virtual void read_page(int64_t kind, int32_t page, int64_t n, uint8_t* out) = 0;
-    virtual void write_page(int64_t kind, int32_t page, int64_t n, const uint8_t* from) = 0;
-    // The states of all its layers.
-    virtual void read_state(int32_t slot, uint8_t* out) = 0;
-    virtual void write_state(int32_t slot, const uint8_t* from) = 0;
-};
 
 // Which pages of a class are in use, and by how many. An owner is a sequence, or a hidden one: a
 // checkpoint.

@@ -8,7 +8,7 @@
 
 #include "ggml/carver.h"
 #include "ggml/recurrence.h"
-#include "memory/kv_pages.h"
+#include "memory/device_kv.h"
 #include "model/layer.h"
 #include "powerinfer.h"
 
