@@ -410,6 +410,19 @@ typedef struct pi_storage_plan {
     uint64_t twice;
 } pi_storage_plan;
 pi_status pi_plan_storage(const pi_plan* plan, pi_storage_plan* out);
+/* What a device has of a plan's model: its last layers, and perhaps the head. */
+typedef struct pi_device_plan {
+    size_t struct_size; /* sizeof(pi_device_plan) */
+    int32_t n_layer;    /* of the model */
+    int32_t layers;     /* those that the device has; 0 without a device */
+    bool head;          /* is the head there, too? */
+    /* Why the layer before these is not there, and why the head is not: an operator that no device
+     * has, the budget, n_gpu_layers. "": it is, no device was asked for or, of the head, no layer
+     * is there. They live as long as the plan. */
+    const char* why_layer;
+    const char* why_head;
+} pi_device_plan;
+pi_status pi_plan_device(const pi_plan* plan, pi_device_plan* out);
 /* Experts of a mixture on a device. Which of them are there follows the text; the CPU computes the
  * others. */
 typedef struct pi_expert_report {

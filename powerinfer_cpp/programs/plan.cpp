@@ -142,6 +142,19 @@ std::string from_storage(const pi_storage_plan& plan, bool may_write) {
     return said + text;
 }
 
+// What a GPU has of the model, and why not more; "" if none was asked for.
+std::string layers_text(const pi_plan* plan, const std::string& device) {
+    auto there = sized<pi_device_plan>();
+    require(pi_plan_device(plan, &there));
+    const std::string why_layer = there.why_layer, why_head = there.why_head;
+    if (!there.layers && why_layer.empty()) return "";
+    std::string text = std::to_string(there.layers) + " of " + std::to_string(there.n_layer) +
+                       " layers" + (there.head ? " and the head" : "") + " are on " + device;
+    if (!why_layer.empty()) text += ": " + why_layer;
+    if (!why_head.empty()) text += "\nthe head is not on " + device + ": " + why_head;
+    return text + "\n";
+}
+
 // How many experts a GPU has room for; "" without any.
 std::string experts_text(const pi_plan* plan, const std::string& device) {
     auto experts = sized<pi_expert_report>();
@@ -198,7 +211,8 @@ bool print_plan(Options& options) {
              : storage.cached + storage.stored ? from_storage(storage, options.bundle)
                                                : "fits") +
             "\n";
-    text += experts_text(plan.get(), options.device.empty() ? "cuda0" : options.device);
+    const std::string device = options.device.empty() ? "cuda0" : options.device;
+    text += layers_text(plan.get(), device) + experts_text(plan.get(), device);
     put(text + ways_text(plan.get(), options.model));
     return ram <= budget;
 }

@@ -63,6 +63,12 @@ static void test_plan(const pi_model* m) {
         CHECK(!experts.experts && !experts.device_room && !experts.device_has && !experts.copies);
         FAILS(PI_ERROR_ARGUMENT, pi_plan_experts(NULL, &experts));
         FAILS(PI_ERROR_ARGUMENT, pi_plan_experts(plan, NULL));
+        pi_device_plan there = {sizeof(there), 1, 1, true, UNTOUCHED, UNTOUCHED};
+        OK(pi_plan_device(plan, &there));
+        CHECK(there.n_layer > 1 && !there.layers && !there.head);
+        CHECK(!*there.why_layer && !*there.why_head);
+        FAILS(PI_ERROR_ARGUMENT, pi_plan_device(NULL, &there));
+        FAILS(PI_ERROR_ARGUMENT, pi_plan_device(plan, NULL));
         CHECK(part.name == UNTOUCHED);
         pi_plan_free(plan);
         pi_model_params moved = model;
@@ -132,6 +138,7 @@ static void test_older_and_newer_headers(const pi_model* m) {
     GROWS(pi_work, pi_session_work(s, out))
     GROWS(pi_storage_plan, pi_plan_storage(plan, out))
     GROWS(pi_storage_report, pi_model_storage(m, out))
+    GROWS(pi_device_plan, pi_plan_device(plan, out))
     GROWS(pi_expert_report, pi_plan_experts(plan, out))
     GROWS(pi_expert_report, pi_model_experts(m, out))
     GROWS(pi_neuron_counts, pi_session_neurons(s, 1, 1, out))

@@ -44,7 +44,8 @@ void test_wide_heads() {
         params.log_data = &said;
         const auto model = Model::load(path, params);
         CHECK((model->device != nullptr) == (more == 0));
-        CHECK(more == 0 || says(said, "no layer is on simt0: heads of 592 values keep to the CPU"));
+        CHECK(more == 0 ||
+              says(said, "no layer is on simt0: layer 0: heads of 592 values keep to the CPU"));
         CHECK(sessions::distance(logits(model, tokens, session),
                                  logits(load(path), tokens, session)) < 2e-5);
     }
@@ -117,7 +118,7 @@ void test_grids() {
     shape.type = DType::IQ2_XXS, shape.n_embd = shape.n_ff = 256, shape.head_dim = 64;
     const auto model = inspected(tiny::describe(shape), session_params());
     CHECK(says(keeps_to_cpu(*model, 0), "no operator on the device for tensor \"blk.0."));
-    CHECK(KeptToCpu(*model).head());
+    CHECK(says(KeptToCpu(*model).head(), "no operator on the device for tensor \"output.weight\""));
 }
 
 // A layer that reads the keys and values of one before it comes to the device with that one.
@@ -127,15 +128,67 @@ void test_heads_of_another_layer() {
     const int64_t last = model->config.n_layer - 1;
     pi_model_params params = on_device(1 << 30, session);
     params.n_gpu_layers = 1;
-    const auto first = [&] {
-        return split_with_device(*model, params, resolve_session_params(*model, session))
-            .first_layer;
+    const auto split = [&] {
+        return split_with_device(*model, params, resolve_session_params(*model, session));
     };
-    CHECK(first() == last);
+    CHECK(split().first_layer == last);
+    CHECK(split().left.layer == "n_gpu_layers is 1");
     model->layers[size_t(last)].find<Attention>()->kv_of = 0;
-    CHECK(first() == last + 1);
+    CHECK(split().first_layer == last + 1);
+    CHECK(split().left.layer == ggml::format("layer %lld reads the keys and values of layer 0; "
+                                             "n_gpu_layers is 1",
+                                             (long long)last));
     params.n_gpu_layers = int32_t(last) + 1;
-    CHECK(first() == 0);
+    CHECK(split().first_layer == 0);
+    params.n_gpu_layers = -1;
+    auto& wide = *model->layers[0].find<Attention>();
+    wide.head_dim = wide.v_head_dim = ggml::kDeviceHeadDim + 16;
+    CHECK(split().first_layer == last + 1);
+    CHECK(says(split().left.layer, "of layer 0; layer 0: heads of 592 values"));
+}
+
+// What a device does not have, and why: in plans, and in a warning if an operator is missing.
+void test_reasons() {
+    const pi_session_params session = session_params();
+    const std::string path = folder / "reasons.gguf";
+    Shape shape;
+    shape.n_layer = 3;
+    tiny::write(tiny::describe(shape), path);
+    struct Said {
+        int32_t level = 0;
+        std::string text;
+    } said;
+    pi_model_params params = on_device(1 << 30, session);
+    params.log_data = &said;
+    params.log = [](int32_t level, const char* text, void* to) {
+        *static_cast<Said*>(to) = {level, text};
+    };
+    const auto plan = [&] { return make_plan(*Model::inspect(path, params), session); };
+    Plan found = plan();
+    CHECK(found.device_layers == 3 && found.n_layer == 3 && found.device_head);
+    CHECK(found.left.layer.empty() && found.left.head.empty() && said.text.empty());
+    const Range range = budgets(path, session);
+    params.vram_budget = range.least;
+    found = plan();
+    CHECK(found.device_layers == 1 && !found.device_head);
+    CHECK(says(found.left.layer, "layer 1 does not fit ("));
+    CHECK(says(found.left.head, "it does not fit (it takes "));
+    CHECK(said.level == 3 && says(said.text, ": 1 of 3 layers are on simt0: layer 1 does not fit"));
+    CHECK(says(said.text, "; the head is not: it does not fit"));
+    params.vram_budget = 1 << 30;
+    params.n_gpu_layers = 3;
+    found = plan();
+    CHECK(found.device_layers == 3 && found.left.layer.empty() && !found.device_head);
+    CHECK(found.left.head == "n_gpu_layers is 3" && said.level == 3);
+    params.n_gpu_layers = -1;
+    shape = Shape{};
+    shape.type = DType::IQ2_XXS, shape.n_embd = shape.n_ff = 256, shape.head_dim = 64;
+    tiny::write(tiny::describe(shape), path);
+    found = plan();
+    CHECK(found.device_layers == 0 && found.vram_budget == 0 && found.left.head.empty());
+    CHECK(
+        says(found.left.layer, "layer 1: there is no operator on the device for tensor \"blk.1."));
+    CHECK(said.level == 2 && says(said.text, ": no layer is on simt0: layer 1: there is no"));
 }
 
 // Layers with a state are there, unless a head's state has more rows than the operators have room
@@ -204,6 +257,7 @@ int main() {
     test_lists_of_parts();
     test_scales_of_experts();
     test_heads_of_another_layer();
+    test_reasons();
     test_grids();
     test_layers_with_states();
     return check::summary("test_keeps_to_cpu");

@@ -7,8 +7,10 @@ on it, so prompts are short.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +308,7 @@ GOLDEN_ON_DEVICE = [
     *[(name, "rows") for name in ("phi3-short", "stablelm")],
     *[(name, "bundles") for name in ("llama-relu-gqa", "opt", "llama-silu-tied")],
     *[(name, "matrices") for name in ("opt", "falcon-7b", "falcon-40b")],
+    *[(name, "matrices") for name in ("gemma2", "qwen3", "stablelm-parallel")],
 ]
 
 
@@ -341,24 +344,61 @@ def test_golden_models(name: str, layout: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "layout", "why"),
     [
-        ("gemma2", "norms after attention and FFN keep to the CPU"),
-        ("qwen3", '"blk.1.attn_output.weight"'),
-        ("stablelm-parallel", "models with a LayerNorm over each head keep to the CPU"),
+        ("mixtral", "rows", "experts in neuron rows keep to the CPU"),
+        ("bitnet", "rows", "neuron rows whose values are normed keep to the CPU"),
+        ("glm4", "matrices", 'there is no operator on the device for tensor "blk.1.attn_output'),
     ],
 )
 def test_what_keeps_to_the_cpu(
-    name: str, why: str, tmp_path: Path, capfd: pytest.CaptureFixture
+    name: str, layout: str, why: str, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    path = converted(name, tmp_path)
+    path = converted(name, tmp_path, layout)
     with opened(path, ALL, verbose=True) as llm:
-        assert llm.plan()["gpu"] == {}
+        plan = llm.plan()
+        assert plan["gpu"] == {} and plan["device_layers"] == 0 and not plan["device_head"]
+        assert f"layer 1: {why}" in plan["why_layer"]
     said = [line for line in capfd.readouterr().err.splitlines() if "no layer is on simt" in line]
     assert len(said) == 1 and why in said[0]
     stored = np.load(GOLDEN / name / "expected.npz")
     got = logits(path, stored["tokens"], kv=F32, device="simt", vram_budget=ALL * MIB)
     assert error(got, stored["logits"]) <= ROUNDING
+
+
+def planned(path: Path, *words: object) -> list[str]:
+    """What ./main and `powerinfer serve` say of layers on the device."""
+    options = ["-c", 64, "-ub", 8, "-t", 2, "--device", "simt", "--plan", *words]
+    lines = []
+    for program in ([main_path(), "-m"], [sys.executable, "-m", "powerinfer_cpp", "serve"]):
+        line = [*map(str, [*program, path, *options])]
+        done = subprocess.run(line, capture_output=True, text=True, check=True)
+        said = [text.strip() for text in done.stdout.splitlines()]
+        lines.append(
+            [text for text in said if re.search(r"layers .*on simt|the head is not", text)]
+        )
+    # A server's sessions take more.
+    assert re.sub(r"\d+\.\d+", "", str(lines[0])) == re.sub(r"\d+\.\d+", "", str(lines[1]))
+    return lines[0]
+
+
+def test_plans_say_what_is_not_on_the_device(model_path: Path, tmp_path: Path) -> None:
+    """The layer before those that are there and the head, and what keeps them away."""
+    all_there = planned(model_path, "--vram-budget", ALL * MIB)
+    assert all_there == ["4 of 4 layers and the head are on simt"]
+    layer, head = planned(model_path, "--vram-budget", LITTLE * MIB)
+    fits = r"layer \d does not fit \(\d\.\d\d MiB of VRAM with it, 1\.00 may be used\)"
+    assert re.fullmatch(rf"\d of 4 layers are on simt: {fits}", layer)
+    why = r"it does not fit \(it takes \d\.\d\d MiB of VRAM, \d\.\d\d are left\)"
+    assert re.fullmatch(rf"the head is not on simt: {why}", head)
+    assert planned(model_path, "-ngl", 2) == [
+        "2 of 4 layers are on simt: n_gpu_layers is 2",
+        "the head is not on simt: n_gpu_layers is 2",
+    ]
+    assert planned(model_path, "-ngl", 0) == []
+    kept = converted("mixtral", tmp_path, "rows")
+    said = planned(kept)
+    assert said == ["0 of 2 layers are on simt: layer 1: experts in neuron rows keep to the CPU"]
 
 
 def test_doctor_measures_a_device(capsys: pytest.CaptureFixture) -> None:

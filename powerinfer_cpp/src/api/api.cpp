@@ -210,6 +210,15 @@ pi_status pi_plan_storage(const pi_plan* plan, pi_storage_plan* out) {
     });
 }
 
+pi_status pi_plan_device(const pi_plan* plan, pi_device_plan* out) {
+    return guarded([&] {
+        require(plan, "plan must not be NULL");
+        const powerinfer::Plan& p = plan->plan;
+        give(out, {0, int32_t(p.n_layer), int32_t(p.device_layers), p.device_head,
+                   p.left.layer.c_str(), p.left.head.c_str()});
+    });
+}
+
 pi_status pi_plan_experts(const pi_plan* plan, pi_expert_report* out) {
     return guarded([&] {
         require(plan, "plan must not be NULL");

@@ -17,6 +17,13 @@ struct NeuronHomes {
     std::vector<int32_t> ids(Tier home) const;  // ascending
 };
 
+// Why a device does not have all of a model: sentences on the layer before its first one, and on
+// the head. "": it has them.
+struct LeftToCpu {
+    std::string layer, head;
+    bool needs_operator = false;  // one that the device does not have
+};
+
 // What a device holds of a model: the layers from `first_layer` on, perhaps the head, and of each
 // layer's neurons some or all.
 struct DeviceSplit {
@@ -31,6 +38,7 @@ struct DeviceSplit {
     uint64_t piece = 0;
     // Bytes for experts (FrameShape).
     uint64_t expert_bytes = 0;
+    LeftToCpu left;
 
     bool has(int64_t layer) const { return layer >= first_layer; }
     bool splits(int64_t layer) const { return has(layer) && !slot[size_t(layer)].empty(); }

@@ -11,7 +11,6 @@
 #include "model/families/family.h"
 #include "plan/device_split.h"
 #include "plan/expert_plan.h"
-#include "plan/keeps_to_cpu.h"
 #include "plan/storage_plan.h"
 #include "tokenizer/read_vocab.h"
 
@@ -110,6 +109,22 @@ void log_experts(const Model& m, const pi_model_params& params) {
     params.log(2, slow.c_str(), params.log_data);
 }
 
+// Logs what a device holds and why not more: a warning where it has no operator for that, or where
+// it holds nothing.
+void log_split(const Model& m, const pi_model_params& params, const DeviceSplit& split) {
+    const LeftToCpu& left = split.left;
+    if (!params.log || (left.layer.empty() && left.head.empty())) return;
+    const int64_t n = m.config.n_layer - split.first_layer;
+    std::string said = m.file.gguf.path() + ": ";
+    said += n == 0 ? "no layer"
+                   : format("%lld of %lld layers", (long long)n, (long long)m.config.n_layer);
+    said += format("%s %s on %s", split.head ? " and the head" : "", n > 0 ? "are" : "is",
+                   params.device);
+    if (!left.layer.empty()) said += ": " + left.layer;
+    if (!left.head.empty()) said += "; the head is not: " + left.head;
+    params.log(left.needs_operator || n == 0 ? 2 : 3, said.c_str(), params.log_data);
+}
+
 // Opens the device and decides what it holds. Without a layer for it the model has no device.
 void open_device(Model& model, const pi_model_params& params) {
     model.device = std::make_unique<DeviceModel>(params.device, params.vram_budget);
@@ -117,11 +132,9 @@ void open_device(Model& model, const pi_model_params& params) {
     model.device->split = split_with_device(model, params, session);
     const DeviceSplit& split = model.device->split;
     model.device->frames = frame_shape(model, split.first_layer, split.expert_bytes, params);
+    log_split(model, params, split);
     if (model.device_layers() > 0) return;
-    const std::string why = keeps_to_cpu(model, model.config.n_layer - 1);
-    const std::string said = model.file.gguf.path() + ": no layer is on " + params.device + ": " +
-                             (why.empty() ? "none fits into what is free there" : why);
-    if (params.log) params.log(2, said.c_str(), params.log_data);
+    model.left_to_cpu = split.left;
     model.device.reset();
 }
 

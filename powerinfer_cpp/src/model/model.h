@@ -115,6 +115,7 @@ struct Model {
     WeightPlan plan;                      // their places, and the size of the memory
     std::optional<Placement> placement;   // wanted tiers of neurons
     std::unique_ptr<DeviceModel> device;  // what a device has; or null
+    LeftToCpu left_to_cpu;                // why a device that was asked for has nothing
     // Layers that the device has, the last ones.
     int64_t device_layers() const;
     // Neurons of a layer whose rows it has.

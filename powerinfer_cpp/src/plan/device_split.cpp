@@ -210,13 +210,48 @@ void divide(FrameShape& shape, const std::vector<bool>& stay, uint64_t bytes) {
     give(good);
 }
 
-// Would a device from layer `first` on need keys and values of a layer before?
-bool parts_heads(const Model& m, int64_t first) {
-    for (int64_t i = first; i < m.config.n_layer; i++) {
-        const Attention* const a = m.layers[size_t(i)].find<Attention>();
-        if (a && a->kv_of >= 0 && a->kv_of < first) return true;
+constexpr double kMiB = 1 << 20;
+
+// The layer before whose keys and values this one reads; -1: it has its own, or none.
+int64_t owner(const Model& m, int64_t layer) {
+    const Attention* const a = m.layers[size_t(layer)].find<Attention>();
+    return a ? a->kv_of : -1;
+}
+
+// The layers that a device can begin with, the last one first, and why none before them is one.
+struct Starts {
+    std::vector<int64_t> layers;
+    LeftToCpu left;
+
+    // most: so many layers at most.
+    Starts(const Model& m, const KeptToCpu& kept, int64_t most) {
+        int64_t needed = m.config.n_layer;  // the first layer whose keys and values are read
+        for (int64_t i = m.config.n_layer - 1; i >= 0; i--) {
+            if (i < m.config.n_layer - most) {
+                left.layer = format("n_gpu_layers is %lld", (long long)most);
+                break;
+            }
+            if (const std::string why = kept.layer(i); !why.empty()) {
+                left.layer = format("layer %lld: %s", (long long)i, why.c_str());
+                left.needs_operator = true;
+                break;
+            }
+            if (owner(m, i) >= 0) needed = std::min(needed, owner(m, i));
+            if (needed >= i) layers.push_back(i);
+        }
     }
-    return false;
+};
+
+// If the layer before `first` is not there because one from it on reads the keys and values of a
+// layer further before: a sentence that says so, and what follows it.
+std::string behind(const Model& m, int64_t first, int64_t next, std::string why) {
+    for (int64_t i = first - 1; next < first - 1 && i < m.config.n_layer; i++) {
+        if (owner(m, i) < 0 || owner(m, i) >= first - 1) continue;
+        return format("layer %lld reads the keys and values of layer %lld; ", (long long)i,
+                      (long long)owner(m, i)) +
+               why;
+    }
+    return why;
 }
 
 }  // namespace
@@ -271,7 +306,6 @@ FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes,
 DeviceSplit split_with_device(const Model& m, const pi_model_params& params,
                               const pi_session_params& session) {
     const int32_t n_gpu_layers = params.n_gpu_layers;
-    constexpr double kMiB = 1 << 20;
     const int64_t n_layer = m.config.n_layer;
     const Budget& budget = *m.device->budget;
     // All else that is planned is a multiple of this: so the weights are, too.
@@ -282,30 +316,45 @@ DeviceSplit split_with_device(const Model& m, const pi_model_params& params,
     split.first_layer = n_layer;
     split.slot.resize(size_t(n_layer));
     const KeptToCpu kept(m);
-    int64_t possible = n_layer;  // the first layer that the device could have
-    while (possible > n_layer - most && kept.layer(possible - 1).empty()) possible--;
-    // More layers take more, so what fits is found by halving.
-    int64_t beyond = possible - 1;
-    while (split.first_layer - beyond > 1) {
-        const int64_t middle = beyond + (split.first_layer - beyond) / 2;
-        (chooser.least(middle) <= limit ? split.first_layer : beyond) = middle;
+    const Starts starts(m, kept, most);
+    // More layers take more, so how many of the starts fit is found by halving.
+    size_t fit = 0, beyond = starts.layers.size() + 1;
+    while (beyond - fit > 1) {
+        const size_t middle = fit + (beyond - fit) / 2;
+        (chooser.least(starts.layers[middle - 1]) <= limit ? fit : beyond) = middle;
     }
-    if (const int64_t next = split.first_layer - 1; next >= possible) {
-        const bool needed = n_gpu_layers > 0 || (budget.given() && next == n_layer - 1);
-        if (needed) {
-            throw Error(Code::memory,
-                        format("%s: %lld of %lld layers and a context of %d positions would take "
-                               "%.1f MiB of VRAM, and %.1f MiB may be used",
-                               m.file.gguf.path().c_str(), (long long)(n_layer - next),
-                               (long long)n_layer, session.n_ctx,
-                               double(chooser.least(next)) / kMiB, double(budget.limit()) / kMiB));
+    if (fit > 0) split.first_layer = starts.layers[fit - 1];
+    int64_t next = -1;  // the start that does not fit
+    split.left = starts.left;
+    if (fit < starts.layers.size()) {
+        next = starts.layers[fit];
+        const double mib = double(chooser.least(next)) / kMiB;
+        if (n_gpu_layers > 0 || (budget.given() && fit == 0)) {
+            throw Error(
+                Code::memory,
+                format("%s: %lld of %lld layers and a context of %d positions would take "
+                       "%.2f MiB of VRAM, and %.2f MiB may be used",
+                       m.file.gguf.path().c_str(), (long long)(n_layer - next), (long long)n_layer,
+                       session.n_ctx, mib, double(budget.limit()) / kMiB));
         }
+        split.left.needs_operator = false;
+        split.left.layer = format(
+            "layer %lld does not fit (%.2f MiB of VRAM with it, %.2f may be "
+            "used)",
+            (long long)next, mib, double(budget.limit()) / kMiB);
     }
-    while (split.first_layer < n_layer && parts_heads(m, split.first_layer)) split.first_layer++;
+    split.left.layer = behind(m, split.first_layer, next, std::move(split.left.layer));
     if (split.first_layer == n_layer) return split;
     uint64_t left = limit - chooser.least(split.first_layer);
-    const bool head = n_gpu_layers < 0 || n_gpu_layers > n_layer;
-    if (head && !kept.head() && chooser.head() <= left) {
+    if (n_gpu_layers >= 0 && n_gpu_layers <= n_layer) {
+        split.left.head = format("n_gpu_layers is %d", n_gpu_layers);
+    } else if (!kept.head().empty()) {
+        split.left.head = kept.head();
+        split.left.needs_operator = true;
+    } else if (chooser.head() > left) {
+        split.left.head = format("it does not fit (it takes %.2f MiB of VRAM, %.2f are left)",
+                                 double(chooser.head()) / kMiB, double(left) / kMiB);
+    } else {
         split.head = true;
         left -= chooser.head();
     }

@@ -16,6 +16,10 @@ namespace {
 
 using ggml::format;
 
+std::string without_operator(const std::string& tensor) {
+    return "there is no operator on the device for tensor \"" + tensor + "\"";
+}
+
 }  // namespace
 
 KeptToCpu::KeptToCpu(const Model& model) : model_(model) {
@@ -23,7 +27,7 @@ KeptToCpu::KeptToCpu(const Model& model) : model_(model) {
         if (const auto* v = std::get_if<Vector>(&w.target)) given_.insert(v->to);
         if (const auto* product = std::get_if<Product>(&w.target)) given_.insert(product->to);
         if (w.suits_device() || w.chosen) continue;  // experts may stay with the CPU
-        if (w.of_head()) head_suits_ = false;
+        if (w.of_head() && head_.empty()) head_ = without_operator(w.name);
         unsuited_.emplace(layer_of(w.name), w.name);
     }
 }
@@ -122,12 +126,7 @@ std::string KeptToCpu::layer(int64_t layer) const {
     }
     if (in_rows && n_ffn > 1) return "experts in neuron rows keep to the CPU";
     const auto unsuited = unsuited_.find(layer);
-    if (unsuited == unsuited_.end()) return "";
-    return "there is no operator on the device for tensor \"" + unsuited->second + "\"";
-}
-
-bool KeptToCpu::head() const {
-    return !head_suits_;
+    return unsuited == unsuited_.end() ? "" : without_operator(unsuited->second);
 }
 
 std::string keeps_to_cpu(const Model& model, int64_t layer) {

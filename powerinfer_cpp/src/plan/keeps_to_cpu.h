@@ -15,8 +15,8 @@ class KeptToCpu {
     explicit KeptToCpu(const Model& model);
     // Why a layer's operators cannot run on a device; "" if they can.
     std::string layer(int64_t layer) const;
-    // Does the head stay on the CPU, whatever would fit?
-    bool head() const;
+    // The same of the head.
+    const std::string& head() const { return head_; }
 
  private:
     // Does the model have this vector or matrix? They are not read yet.
@@ -35,7 +35,7 @@ class KeptToCpu {
     std::unordered_set<const void*> given_;  // where weights go
     // The first tensor of a layer that has no operator on a device.
     std::unordered_map<int64_t, std::string> unsuited_;
-    bool head_suits_ = true;
+    std::string head_;
 };
 
 // The same of one layer.

@@ -222,7 +222,12 @@ Plan make_plan(const Model& model, const pi_session_params& asked) {
     plan.parts = model.plan.parts;
     plan.budget = model.budget->limit();
     plan.n_ctx = params.n_ctx;
+    plan.n_layer = model.config.n_layer;
+    plan.device_layers = model.device_layers();
+    plan.left = model.left_to_cpu;
     if (model.device) {
+        plan.device_head = model.device->split.head;
+        plan.left = model.device->split.left;
         plan.vram_budget = model.device->budget->limit();
         plan.device_experts = model.device->frames.card.frames();
     }

@@ -54,6 +54,9 @@ struct Plan {
     uint64_t cached = 0, stored = 0, to_write = 0;
     double read_seconds = 0, hits = 0, token_seconds = 0;  // see StoragePlan
     uint64_t twice = 0;
+    int64_t n_layer = 0, device_layers = 0;   // of the model; those that a device has
+    bool device_head = false;                 // does it have the head?
+    LeftToCpu left;                           // why not more
     int64_t experts = 0, device_experts = 0;  // of all layers; those that a device has room for
     std::vector<Way> ways;                    // if it does not fit
 };

@@ -17,7 +17,8 @@ def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> di
     Returns {tier: {part: bytes}, "total": bytes, "budget": bytes of RAM that may be used,
     "vram_budget": bytes on the device that may be used, 0 without one, "read_seconds": what reading
     from storage is expected to take for a generated token, "hits", "token_seconds" and "twice" of
-    experts on the disk, "experts" and "device_experts" of mixtures (answers.Plan)}. Tiers are
+    experts on the disk, "experts" and "device_experts" of mixtures, and what a device has:
+    "layers", "device_layers", "device_head", "why_layer", "why_head" (answers.Plan)}. Tiers are
     "ram", "gpu" and "storage"; the total leaves out the last one, what only the disk has.
     """
     out = ffi.new("pi_plan **")
@@ -75,16 +76,36 @@ def plan_dict(plan: Any) -> dict[str, Any]:
     experts = sized("pi_expert_report")
     check(lib.pi_plan_experts(plan, experts))
     counts = {"experts": experts.experts, "device_experts": experts.device_room}
-    return {**tiers, "total": total, **budgets, **expected, **counts}
+    return {**tiers, "total": total, **budgets, **expected, **counts, **_of_device(plan)}
 
 
-def on_device(plan: Mapping[str, Any], device: str) -> str:
-    """How many experts of a mixture a device has room for; "" without any, or without a device."""
+def _of_device(plan: Any) -> dict[str, Any]:
+    there = sized("pi_device_plan")
+    check(lib.pi_plan_device(plan, there))
+    return {
+        "layers": there.n_layer,
+        "device_layers": there.layers,
+        "device_head": there.head,
+        "why_layer": ffi.string(there.why_layer).decode(errors="replace"),
+        "why_head": ffi.string(there.why_head).decode(errors="replace"),
+    }
+
+
+def on_device(plan: Mapping[str, Any], device: str) -> list[str]:
+    """What a device has of a model and why not more, and how many experts of a mixture it has room
+    for: a sentence each. None if no device was asked for."""
+    layers, why, why_head = plan["device_layers"], plan["why_layer"], plan["why_head"]
+    if not layers and not why:
+        return []
+    head = " and the head" if plan["device_head"] else ""
+    said = [f"{layers} of {plan['layers']} layers{head} are on {device}" + (why and f": {why}")]
+    if why_head:
+        said.append(f"the head is not on {device}: {why_head}")
     room, experts = plan["device_experts"], plan["experts"]
-    if not experts or not plan["vram_budget"]:
-        return ""
-    words = f"{room} of {experts} experts have room on {device}"
-    return words if room == experts else words + "; the others are computed by the CPU"
+    if experts and plan["vram_budget"]:
+        words = f"{room} of {experts} experts have room on {device}"
+        said.append(words if room == experts else words + "; the others are computed by the CPU")
+    return said
 
 
 def from_storage(plan: Mapping[str, Any]) -> str:

@@ -204,7 +204,10 @@ class Plan(TypedDict):
     what reading it is expected to take for a generated token. Of experts on the disk, else 0: hits,
     the share of those chosen that memory is expected to have; token_seconds, what a generated token
     takes with its reads; twice, the bytes of RAM with which it takes half of that, 0: none do. Of
-    mixtures, else 0: experts, of all layers, and device_experts, how many a device has room for."""
+    mixtures, else 0: experts, of all layers, and device_experts, how many a device has room for.
+    layers of the model, of which a device has the last device_layers, and the head if device_head.
+    why_layer and why_head say why the layer before these, or the head, is not there; "": it is, or
+    no device was asked for."""
 
     ram: dict[str, int]
     gpu: dict[str, int]
@@ -218,6 +221,11 @@ class Plan(TypedDict):
     twice: int
     experts: int
     device_experts: int
+    layers: int
+    device_layers: int
+    device_head: bool
+    why_layer: str
+    why_head: str
 
 
 class Percentiles(TypedDict):

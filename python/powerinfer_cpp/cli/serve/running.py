@@ -128,7 +128,7 @@ def _print_plans(paths: Mapping[str, Path], options: Mapping[str, Any]) -> int:
         print(f"  {'':8}{'total':14}{plan['total'] / 2**20:12.2f} MiB, of {budget:.0f} in RAM")
         if words := from_storage(plan):
             print(f"  {name} {words}")
-        if words := on_device(plan, given.model.get("device", "")):
+        for words in on_device(plan, given.model.get("device", "")):
             print(f"  {words}")
         if not fits:
             texts = given, options["n_parallel"], options["n_kv"], _keeps(options)
