@@ -1,0 +1,147 @@
+"""Models of all families on the device "simt", at three budgets of VRAM: the bits of the CPU.
+
+test_device_families.py runs these tests, because only a test build has this device.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import device_families as families
+import numpy as np
+import pytest
+from on_simt import ALL, opened
+from powerinfer_cpp.core.gguf import Gguf
+from test_golden import ROUNDING, error
+
+from powerinfer_cpp import Llama, OutOfMemoryError
+
+MIB = 1 << 20
+# More than the windows of these models, and rows enough for products in tiles.
+IDS = [3 + i * i % 200 for i in range(20)]
+N_TEXT = 6
+OPTIONS: dict[str, Any] = {"n_ubatch": 32, "logits_all": True}
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+def results(llm: Llama) -> list[np.ndarray]:
+    """Logits of a prompt in one batch and row by row, and the tokens of a greedy text."""
+    llm.reset()
+    llm.eval(IDS)
+    found = [llm.scores[: len(IDS)].copy()]
+    llm.reset()
+    for token in IDS:
+        llm.eval([token])
+    found.append(llm.scores[: len(IDS)].copy())
+    llm.reset()
+    found.append(np.array([*itertools.islice(llm.generate(IDS, temp=0), N_TEXT)]))
+    return found
+
+
+def same(got: list[np.ndarray], want: list[np.ndarray], rows: bool) -> bool:
+    """The same bits; of neuron rows, whose sums have another order, the same up to rounding."""
+    if rows:
+        close = [error(a, b) <= ROUNDING for a, b in zip(got[:-1], want[:-1], strict=True)]
+        return all(close) and np.array_equal(got[-1], want[-1])
+    return [a.tobytes() for a in got] == [b.tobytes() for b in want]
+
+
+def options_of(path: Path) -> dict[str, Any]:
+    """Neuron rows: whether they are there, and all computed, with keys and values that are not
+    rounded."""
+    with Gguf(path) as file:
+        if any("ffn_down_t" in tensor.name for tensor in file.tensors):
+            return {**OPTIONS, "sparse": "exact", "type_k": 0, "type_v": 0}
+    return OPTIONS
+
+
+def least(path: Path, **options: Any) -> float:
+    """MiB that a refusal says one layer takes, which it rounds to hundredths."""
+    with pytest.raises(OutOfMemoryError) as refused:
+        opened(path, 1e-3, **options)
+    return float(re.search(r"would take (\d+\.\d+) MiB of VRAM", str(refused.value))[1]) + 0.005
+
+
+def check(name: str, folder: Path) -> bool:
+    """Compares a model at three budgets. Is it wholly on the device?"""
+    path = families.made(name, folder)
+    options = options_of(path)
+    rows = options is not OPTIONS
+    with opened(path, **options) as cpu:
+        want = results(cpu)
+    with opened(path, ALL, **options) as llm:
+        plan = llm.plan()
+        why = plan["why_layer"] or plan["why_head"]
+        kept = families.KEPT.get(name)
+        if not kept and re.search(families.NOT_YET, why):
+            kept = families.NOT_YET
+        assert re.search(kept, why) if kept else why == "", (name, why)
+        wholly = plan["device_layers"] == plan["layers"] and plan["device_head"]
+        assert wholly == (kept is None), name
+        assert same(results(llm), want, rows), (name, "everything")
+    if not plan["device_layers"]:
+        return False
+    takes = sum(plan["gpu"].values()) / MIB
+    smallest = least(path, **options)
+    for budget in (max(takes / 2, smallest), smallest):
+        with opened(path, budget, **options) as llm:
+            part = llm.plan()
+            assert 0 < part["device_layers"] <= plan["device_layers"]
+            assert sum(part["gpu"].values()) <= part["vram_budget"]
+            assert same(results(llm), want, rows), (name, budget)
+    return wholly
+
+
+@pytest.mark.parametrize("name", families.QUICK)
+def test_some(name: str, folder: Path) -> None:
+    check(name, folder)
+
+
+@pytest.mark.parametrize("name", families.of_operators())
+def test_operators(name: str, folder: Path) -> None:
+    """One model, at least, for each operator."""
+    check(name, folder)
+
+
+@pytest.mark.parametrize("name", families.everything())
+def test_all(name: str, folder: Path) -> None:
+    check(name, folder)
+
+
+@pytest.mark.parametrize("kind", families.STATES)
+def test_states(kind: str, folder: Path) -> None:
+    """What the CPU has computed goes on on the device, and back; and so does a text that begins as
+    one before."""
+    path = families.made(families.STATES[kind], folder)
+    half = len(IDS) // 2
+    with opened(path, **OPTIONS) as cpu, opened(path, ALL, **OPTIONS) as device:
+        plan = device.plan()
+        assert plan["device_layers"] > 0 or re.search(families.NOT_YET, plan["why_layer"])
+        want = results(cpu)[0]
+        for first, second in ((cpu, device), (device, cpu), (device, device)):
+            first.reset()
+            first.eval(IDS[:half])
+            state = first.save_state()
+            second.reset()
+            second.eval(IDS[::-1])
+            second.load_state(state)
+            assert second.n_tokens == half
+            second.eval(IDS[half:])
+            assert second.scores[half : len(IDS)].tobytes() == want[half:].tobytes()
+        # Of a text that goes on in another way, the beginning is kept where that can be.
+        other = [*IDS[:half], *IDS[:half]]
+        texts = []
+        for llm in (cpu, device):
+            llm.reset()
+            llm.eval(IDS)
+            texts.append([*itertools.islice(llm.generate(other, temp=0), N_TEXT)])
+            llm.reset()
+            texts.append([*itertools.islice(llm.generate(other, temp=0), N_TEXT)])
+        assert texts == texts[:1] * 4
