@@ -86,8 +86,7 @@ void DeviceForward::launch_state(int64_t i, const T& part, const DeviceInput& x,
                        states_.layout.entering[size_t(i)]);
     }
     launch_fold(i, part, of, kind.rows);
-    DeviceInput folded = scratch_.folded;
-    folded.cols = int(part.folded());
+    const DeviceInput folded = scratch_.folded.as(kind.rows, part.folded());
     launch_finish(part, folded);
     launch_products(folded, {{on_.matrix(&part.out), y, nullptr}});
 }
