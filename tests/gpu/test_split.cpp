@@ -203,6 +203,7 @@ void test_figures() {
     Model model;
     Config& large = model.config;
     large.n_embd = 4096, large.n_vocab = 32000, large.n_layer = 32;
+    model.layers.resize(32);
     pi_session_params params = pi_session_default_params();
     params.n_ctx = 4096;
     const uint64_t per_row = ggml::carved_bytes<DeviceStep>(model, params, large.n_layer, 1) +
