@@ -142,7 +142,7 @@ void test_norm(Norm kind, int64_t cols, int n_added) {
     const bool biased = kind == Norm::layer;
     Floats x = normal(rows * cols, 1, 0.3f);
     const Floats weight = normal(cols, 1, 1), bias = normal(cols);
-    const Floats more[2] = {normal(rows * cols), normal(rows * cols)};
+    Floats more[2] = {normal(rows * cols), normal(rows * cols)};
     const Array<float> dx(x), dw(weight), db(bias), d0(more[0]), d1(more[1]);
     const Activations y(Floats(size_t(rows * cols)), rows);
     DeviceNorm p;
@@ -151,11 +151,26 @@ void test_norm(Norm kind, int64_t cols, int n_added) {
     p.bias = biased ? db.get() : nullptr;
     p.eps = 1e-5f;
     p.x = dx.get();
-    if (n_added > 0) p.added[0] = d0.get();
-    if (n_added > 1) p.added[1] = d1.get();
+    // What is added has a norm and a factor of its own, or one of them, or none.
+    const Floats own = normal(cols, 1, 1);
+    const Array<float> device_own(own);
+    const Array<float>* const device_more[] = {&d0, &d1};
+    for (int i = 0; i < n_added; i++) {
+        p.added[i].x = device_more[i]->get();
+        if (!layer && cols % 64 == 32 * i) p.added[i].norm = device_own.get();
+        p.added[i].eps = 1e-4f;
+        if (n_added > 1 || layer) p.added[i].factor = 0.3f;
+    }
     p.y = y.device;
     ops.norm(stream(), p);
-    for (int i = 0; i < n_added; i++) add(context, x.data(), more[i].data(), rows * cols);
+    for (int i = 0; i < n_added; i++) {
+        Floats& a = more[i];
+        if (p.added[i].norm) {
+            rms_norm(context, a.data(), own.data(), p.added[i].eps, rows, cols, a.data());
+        }
+        if (p.added[i].factor != 1) scale(context, a.data(), p.added[i].factor, rows * cols);
+        add(context, x.data(), a.data(), rows * cols);
+    }
     Floats expected(x.size());
     if (layer) {
         layer_norm(context, x.data(), weight.data(), biased ? bias.data() : nullptr, p.eps, rows,

@@ -70,14 +70,21 @@ struct DeviceProduct {
     int64_t y_row = 0;             // floats between rows of y; 0: w.rows
 };
 
-// Rows of a layer's norm: x += added[0] + added[1] first (null: nothing), then y = norm(x), and y
-// in 8 bits where y.q is there. x and y.x may be the same.
+// Rows that are added to others: factor * norm(x). norm: weight of an RMS norm; null: none.
+struct DeviceAdded {
+    float* x = nullptr;           // [rows, cols]; null: nothing is added
+    const float* norm = nullptr;  // [cols]
+    float eps = 0, factor = 1;
+};
+
+// Rows of a layer's norm: x += added[0] + added[1] first, then y = norm(x), and y in 8 bits where
+// y.q is there. x and y.x may be the same. A layer norm adds rows without a norm.
 struct DeviceNorm {
     const float *weight = nullptr, *bias = nullptr;  // [cols]; bias: of a layer norm
     bool layer = false;                              // layer norm, else RMS norm
     float eps = 0;
-    float* x = nullptr;                          // [rows, cols]
-    const float* added[2] = {nullptr, nullptr};  // [rows, cols]
+    float* x = nullptr;  // [rows, cols]
+    DeviceAdded added[2];
     DeviceInput y;
 };
 

@@ -155,8 +155,9 @@ class DeviceForward : public DeviceKv {
     ggml::DeviceNorm norm_of(const NormWeights& w) const;
     void norm_in_place(const NormWeights& w, float* y, const Kind& kind);
     void rms_norm_in_place(const float* const& weight, float eps, const ggml::DeviceInput& x);
-    void add_to_stream(const float* y, const Kind& kind);
-    void add_now(const Kind& kind);
+    void add_to_stream(const ggml::DeviceAdded& y, int rows);
+    void finish(ggml::DeviceAdded& y, int rows);
+    void add_now(int rows);
     void launch_products(const ggml::DeviceInput& x,
                          std::initializer_list<ggml::DeviceProduct> products);
     // A product with weights that the device finds by the addresses of their members in Model.
@@ -218,8 +219,8 @@ class DeviceForward : public DeviceKv {
     std::vector<unsigned long long> counted_;  // values of scratch_.counts at the last count()
     bool uncounted_ = false;                   // a failed call left counts that belong to no call
     uint32_t epoch_ = 0;
-    const float* added_[2] = {nullptr, nullptr};  // what the next norm adds to x
-    int listed_heads_ = 0;  // so many heads are in scratch_.all_heads; 0: none yet
+    ggml::DeviceAdded added_[2];  // what the next norm adds to x
+    int listed_heads_ = 0;        // so many heads are in scratch_.all_heads; 0: none yet
     ggml::Owned<ggml::DeviceStream> stream_;  // declared after the memory that its work uses
     std::map<Kind, Recorded> recorded_;
     uint64_t uses_ = 0;  // of recorded_, to find what was used least recently

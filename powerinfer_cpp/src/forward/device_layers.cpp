@@ -21,7 +21,7 @@ using ggml::Error;
 void DeviceForward::launch_rows(const Pass& p, const Kind& kind, LaunchMode mode) {
     const Config& c = model_.config;
     DeviceScratch& s = scratch_;
-    added_[0] = added_[1] = nullptr;
+    added_[0] = added_[1] = {};
     listed_heads_ = 0;
     for (size_t i = 0; i < c.ropes.size(); i++) {
         ops_.rope_table(stream_.get(), s.frequency[i], int(c.ropes[i].n_rot / 2),
@@ -34,7 +34,7 @@ void DeviceForward::launch_rows(const Pass& p, const Kind& kind, LaunchMode mode
         launch_logits(s.normed);
         return;
     }
-    add_now(kind);
+    add_now(kind.rows);
     if (head_) launch_head(kind, 0, std::min<int64_t>(kDeviceResults, kind.kept));
 }
 
@@ -78,7 +78,7 @@ class DeviceSteps {
         // Attention that has not been launched reads the other rows.
         x_ = !norm ? &s_.residual : attention_ ? &s_.ffn_normed : &s_.normed;
         if (norm) return on_.launch_norm(*norm, s_.step.x, *x_);
-        on_.add_now(kind_);
+        on_.add_now(kind_.rows);
         on_.ops_.quantise(on_.stream_.get(), s_.residual);
     }
     float* stream() const { return s_.step.x; }
@@ -122,26 +122,37 @@ class DeviceSteps {
         }
     }
 
+    // A norm and a factor of what a part gives wait for who adds it to the stream.
     void norm(float* y, const NormWeights& w) {
         launch_attention();
-        on_.norm_in_place(w, y, kind_);
+        finish();
+        if (w.kind == Norm::layer) return on_.norm_in_place(w, y, kind_);
+        added_ = {y, on_.on_.vector(&w.weight), w.eps, 1};
     }
-    void scale(float* y, float by) { scale(y, nullptr, by); }
-    void scale_stream(const float* const& by) {
-        on_.add_now(kind_);
-        scale(stream(), on_.on_.vector(&by), 1);
-    }
-    void add(float* to, const float* y) {
+    void scale(float* y, float by) {
         launch_attention();
-        if (to == stream()) return on_.add_to_stream(y, kind_);
-        on_.ops_.add(on_.stream_.get(), to, y, values());
+        if (added_.x != y) finish();
+        added_.x = y;
+        added_.factor = by;
+    }
+    void scale_stream(const float* const& by) {
+        on_.add_now(kind_.rows);
+        on_.ops_.scale(on_.stream_.get(), stream(), on_.on_.vector(&by), 1, values());
+    }
+    void add(float* to, float* y) {
+        launch_attention();
+        const bool waits = added_.x == y;
+        if (!waits || to != stream()) finish();
+        if (to != stream()) return on_.ops_.add(on_.stream_.get(), to, y, values());
+        on_.add_to_stream(waits ? added_ : ggml::DeviceAdded{y}, kind_.rows);
+        added_ = {};
     }
 
  private:
     int64_t values() const { return int64_t(kind_.rows) * on_.n_embd(); }
-    void scale(float* y, const float* by, float factor) {
-        launch_attention();
-        on_.ops_.scale(on_.stream_.get(), y, by, factor, values());
+    // What waits for its norm and factor gets them.
+    void finish() {
+        if (added_.x) on_.finish(added_, kind_.rows);
     }
     void launch_attention() {
         if (!attention_) return;
@@ -160,6 +171,7 @@ class DeviceSteps {
     const Attention* attention_ = nullptr;  // that is still to be launched
     const DeviceInput* attention_x_ = nullptr;
     float* attention_y_ = nullptr;
+    ggml::DeviceAdded added_;  // what waits for its norm and factor
 };
 
 void DeviceForward::launch_layer(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode) {
@@ -170,16 +182,34 @@ void DeviceForward::launch_layer(const Pass& p, int64_t i, const Kind& kind, Lau
 }
 
 // x += y, with the next norm of the stream if it has room for that.
-void DeviceForward::add_to_stream(const float* y, const Kind& kind) {
-    if (added_[1]) add_now(kind);
-    added_[added_[0] ? 1 : 0] = y;
+void DeviceForward::add_to_stream(const ggml::DeviceAdded& y, int rows) {
+    if (added_[1].x) add_now(rows);
+    added_[added_[0].x ? 1 : 0] = y;
+}
+
+// What y adds becomes its norm times its factor.
+void DeviceForward::finish(ggml::DeviceAdded& y, int rows) {
+    float* const x = y.x;
+    const int64_t n = int64_t(rows) * n_embd();
+    if (y.norm) {
+        DeviceNorm norm;
+        norm.weight = y.norm;
+        norm.eps = y.eps;
+        norm.x = x;
+        norm.y = {x, nullptr, nullptr, rows, n_embd()};
+        ops_.norm(stream_.get(), norm);
+    }
+    if (y.factor != 1) ops_.scale(stream_.get(), x, nullptr, y.factor, n);
+    y = {};
 }
 
 // What is still to be added to the stream.
-void DeviceForward::add_now(const Kind& kind) {
-    for (const float*& y : added_) {
-        if (y) ops_.add(stream_.get(), scratch_.step.x, y, int64_t(kind.rows) * n_embd());
-        y = nullptr;
+void DeviceForward::add_now(int rows) {
+    for (ggml::DeviceAdded& y : added_) {
+        if (!y.x) continue;
+        float* const x = y.x;
+        finish(y, rows);
+        ops_.add(stream_.get(), scratch_.step.x, x, int64_t(rows) * n_embd());
     }
 }
 
@@ -187,8 +217,9 @@ void DeviceForward::add_now(const Kind& kind) {
 void DeviceForward::launch_norm(const NormWeights& w, float* x, const DeviceInput& y) {
     DeviceNorm norm = norm_of(w);
     norm.x = x;
-    for (int i = 0; i < 2; i++) norm.added[i] = std::exchange(added_[i], nullptr);
     norm.y = y;
+    if (norm.layer && (added_[0].norm || added_[1].norm)) add_now(y.rows);
+    for (int i = 0; i < 2; i++) norm.added[i] = std::exchange(added_[i], {});
     ops_.norm(stream_.get(), norm);
 }
 

@@ -9,13 +9,31 @@ namespace ggml::GGML_GPU {
 
 namespace {
 
-// Value i of row `row`, once what was added is in it.
-__device__ inline float added(const DeviceNorm& p, int64_t row, int i) {
+// Value i of what is added to a row, behind its own norm.
+__device__ inline float addend(const DeviceAdded& a, float norm, int64_t row, int i) {
+    float v = a.x[row + i];
+    if (a.norm) v = v * norm * a.norm[i];
+    return a.factor != 1 ? v * a.factor : v;
+}
+
+// Value i of row `row`, once what was added is in it. norm: 1 / the root of each addend's squares.
+__device__ inline float added(const DeviceNorm& p, const float (&norm)[2], int64_t row, int i) {
     float v = p.x[row + i];
-    if (p.added[0]) v += p.added[0][row + i];
-    if (p.added[1]) v += p.added[1][row + i];
-    if (p.added[0]) p.x[row + i] = v;
+    if (p.added[0].x) v += addend(p.added[0], norm[0], row, i);
+    if (p.added[1].x) v += addend(p.added[1], norm[1], row, i);
+    if (p.added[0].x) p.x[row + i] = v;
     return v;
+}
+
+// What an RMS norm multiplies a row's values by, of which `value` gives those at i < n.
+template <typename F>
+__device__ inline float rms_factor(int n, float eps, float* stage, double* shared, const F& value) {
+    double scale = lanes_sum(n, stage, [&](int i) {
+        const float v = value(i);
+        return v * v;
+    });
+    if (threadIdx.x == 0) scale = 1.0 / sqrt(scale / double(n) + double(eps));
+    return float(from_first(scale, shared));
 }
 
 __device__ inline void put(const DeviceNorm& p, int64_t i, float v) {
@@ -29,12 +47,14 @@ __global__ void rms_norm_kernel(DeviceNorm p) {
     GGML_SHARED(double, shared, 1);
     const int n = p.y.cols;
     const int64_t row = int64_t(blockIdx.x) * n;
-    double scale = lanes_sum(n, stage, [&](int i) {
-        const float v = added(p, row, i);
-        return v * v;
-    });
-    if (threadIdx.x == 0) scale = 1.0 / sqrt(scale / double(n) + double(p.eps));
-    const auto factor = float(from_first(scale, shared));
+    float norm[2] = {};
+    const auto norm_of = [&](const DeviceAdded& a) {
+        return rms_factor(n, a.eps, stage, shared, [&](int i) { return a.x[row + i]; });
+    };
+    if (p.added[0].norm) norm[0] = norm_of(p.added[0]);
+    if (p.added[1].norm) norm[1] = norm_of(p.added[1]);
+    const float factor =
+        rms_factor(n, p.eps, stage, shared, [&](int i) { return added(p, norm, row, i); });
     for (int i = int(threadIdx.x); i < n; i += kThreads) {
         const float v = p.x[row + i] * factor;
         put(p, row + i, p.weight ? v * p.weight[i] : v);
@@ -46,7 +66,7 @@ __global__ void layer_norm_kernel(DeviceNorm p) {
     GGML_SHARED(double, shared, 1);
     const int n = p.y.cols;
     const int64_t row = int64_t(blockIdx.x) * n;
-    const double all = lanes_sum(n, stage, [&](int i) { return double(added(p, row, i)); });
+    const double all = lanes_sum(n, stage, [&](int i) { return double(added(p, {}, row, i)); });
     const double mean = from_first(all, shared) / double(n);
     double scale = lanes_sum(n, stage, [&](int i) {
         const double v = double(p.x[row + i]) - mean;
