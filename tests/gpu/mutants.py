@@ -39,11 +39,7 @@ EQUIVALENT = {
         "if (q0 >= mine.n || column + own >= call.values.dim) continue;",
         "if (thread < n) {  // by how much block `thread` changes the scale of what is before it",
     ],
-    "attention.h": ["if (mine.from >= mine.to) return mine;"],
     "attention_q8.cu": [
-        # Of pages or blocks that nobody wants, nothing is loaded.
-        "if (next_first < mine.to) keys.fetch(next_first, last ? 0 : block + kSlabBlocks, next);",
-        "if (next_block < v_blocks) {",
         # The same for every query, if all see the whole page.
         "if (!whole || i < kAttentionWarps / kSlabBlocks) {  // else as for the query before",
         # What is computed too much stays where nobody reads it.
