@@ -210,8 +210,6 @@ void divide(FrameShape& shape, const std::vector<bool>& stay, uint64_t bytes) {
     give(good);
 }
 
-constexpr double kMiB = 1 << 20;
-
 // The layer before whose keys and values this one reads; -1: it has its own, or none.
 int64_t owner(const Model& m, int64_t layer) {
     const Attention* const a = m.layers[size_t(layer)].find<Attention>();
@@ -306,6 +304,7 @@ FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes,
 DeviceSplit split_with_device(const Model& m, const pi_model_params& params,
                               const pi_session_params& session) {
     const int32_t n_gpu_layers = params.n_gpu_layers;
+    constexpr double kMiB = 1 << 20;
     const int64_t n_layer = m.config.n_layer;
     const Budget& budget = *m.device->budget;
     // All else that is planned is a multiple of this: so the weights are, too.
