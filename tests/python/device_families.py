@@ -55,13 +55,15 @@ RESIZED: dict[str, tuple[dict[int, int], dict[str, Any]]] = {
         },
     ),
 }
+OF_MAMBA: dict[str, dict[str, Any]] = {"nemotron-narrow": {"moe_latent_size": 24}}
 # Files that say how often neurons fire, or have predictors, are those of on_simt.py.
-ROWS = ("llama-relu-gqa", "opt", "arcee", "gemma2")
+ROWS = ("llama-relu-gqa", "opt", "arcee", "gemma2", "mixtral", "bitnet")
 
 # What keeps a part on the CPU, as the engine says it, of those that are not wholly on a device.
-KEPT: dict[str, str] = {}
-# Reasons that are on their way out: models that have them need not be listed.
-NOT_YET = r"layers with a state|of different widths|layers without attention"
+KEPT: dict[str, str] = {
+    "rows:mixtral": "experts in neuron rows keep to the CPU",
+    "rows:bitnet": "neuron rows whose values are normed keep to the CPU",
+}
 
 # For each operator of device_ops.inc a model that needs it, or the test that has it where no family
 # file does.
@@ -92,8 +94,23 @@ OPERATORS = {
     "matmul_experts": "glm4-moe",
     "publish_experts": "glm4-moe",
     "merge_experts": "glm4-moe",
+    "convolve": "lfm2",
+    "mamba2_scan": "mamba:granite",
+    "delta_rule": "qwen3-5",
+    "gated_norm": "qwen3-5",
+    "multiply": "lfm2",
+    "copy_heads": "qwen3-next",
+    "keep_rows": "lfm2",
     "unfold": "on_simt.py",
     "flag_rounds": "test_flags.cpp",
+}
+# Kernels of operators that have other names than these.
+KERNELS = {
+    "norm": "rms_norm",
+    "partial_ffn": "down",
+    "mamba2_scan": "scan",
+    "delta_rule": "delta",
+    "matmul_experts": "matmul",
 }
 # The same for what an operator, or the walk over layers, does only in some models.
 VARIANTS = {
@@ -126,6 +143,8 @@ VARIANTS = {
     "experts that read narrower rows": "mamba:nemotron-narrow",
     "Mamba-2 beside attention": "mamba:falcon",
 }
+# Those of the values above that are tests.
+TESTS = {"on_simt.py", "test_flags.cpp"}
 # A model for each kind of what a sequence keeps.
 STATES = {
     "keys and values": "qwen3",
@@ -141,8 +160,7 @@ QUICK = ["gemma2", "gpt-oss", "qwen3", "gemma4-embeddings"]
 
 def of_operators() -> list[str]:
     """The models of both tables, each once."""
-    found = [*OPERATORS.values(), *VARIANTS.values()]
-    return sorted({name for name in found if not re.search(r"\.(py|cpp)$", name)})
+    return sorted({*OPERATORS.values(), *VARIANTS.values()} - TESTS)
 
 
 def everything() -> list[str]:
@@ -171,7 +189,8 @@ def made(name: str, folder: Path) -> Path:
     if name.startswith("hf2/"):
         return convert(FIXTURES / name, outfile=out, log=quiet)
     if name.startswith("mamba:"):
-        source = mamba_models.checkpoint(name.removeprefix("mamba:"), source)
+        kind = name.removeprefix("mamba:")
+        source = mamba_models.checkpoint(kind, source, **OF_MAMBA.get(kind, {}))
     else:
         source = _resized(name.removeprefix("rows:"), source)
     if not name.startswith("rows:"):

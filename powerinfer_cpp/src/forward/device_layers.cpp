@@ -455,7 +455,7 @@ void DeviceForward::launch_experts(const Pass& p, int64_t i, const FeedForward& 
     } else if (meets) {
         cpu_part_before_merge(p, i, kind, mode);
     }
-    ops_.merge_experts(stream_.get(), s.choice, merged, s.expert_out, exchange, n_embd(), y);
+    ops_.merge_experts(stream_.get(), s.choice, merged, s.expert_out, exchange, x.cols, y);
 }
 
 // What the experts in these frames give for their pairs of the last choice.
