@@ -128,7 +128,7 @@ __device__ inline void store(const KvLayer& layer, const KvSlot& slot, uint8_t* 
 
 // Block (x, y): a head of row y: of queries, of keys, then of values. Keys and values are not
 // changed where they are, since both may be made of the same product.
-__global__ void heads_kernel(DeviceHeads p, KvLayer layer, const KvSlot* slots,
+__global__ void heads_kernel(DeviceHeads p, KvLayer layer, const KvSlot* slots, int64_t key_bytes,
                              int64_t value_bytes) {
     GGML_SHARED(float, values, kDeviceHeadDim);
     const int t = int(blockIdx.y), lane = int(threadIdx.x);
@@ -149,7 +149,7 @@ __global__ void heads_kernel(DeviceHeads p, KvLayer layer, const KvSlot* slots,
         const Head head{values, int(layer.head_dim)};
         read(p.k, of, t, head);
         norm_and_rotate(p, p.k, of, t, head);
-        store(layer, slot, layer.k, layer.key_bytes(), of, head);
+        store(layer, slot, layer.k, key_bytes, of, head);
         return;
     }
     of -= n_kv;
@@ -180,7 +180,8 @@ void rope_table(DeviceStream* stream, const double* frequency, int n_pairs, doub
 void heads(DeviceStream* stream, const DeviceHeads& p, const KvLayer& layer, const KvSlot* slots) {
     const int64_t of_kv = !p.k.x ? 0 : layer.v ? 2 * layer.n_head_kv : layer.n_head_kv;
     const dim3 grid(unsigned(p.n_head + of_kv), unsigned(p.rows));
-    launch<heads_kernel>(stream, grid, kWarp, p, layer, slots, layer.value_bytes());
+    launch<heads_kernel>(stream, grid, kWarp, p, layer, slots, layer.key_bytes(),
+                         layer.value_bytes());
 }
 
 void grow(DeviceStream* stream, float* q, int rows, int cols, const int32_t* position,
