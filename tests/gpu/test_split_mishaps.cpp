@@ -88,8 +88,9 @@ void test_failing_device(const Shape& shape) {
     const uint64_t before = device.allocated_bytes();
     for (bool stepwise : {false, true}) {
         split.params.stepwise = stepwise;
-        int failures = 0;
-        for (int n = 0;; n += 1 + n / 20) {
+        int failures = 0, in_row = 0;
+        // Memory that cannot be pinned is no error: two runs in a row are well at the end.
+        for (int n = 0; in_row < 2; n += 1 + n / 20) {
             shim::fail_after(n);
             bool failed = false;
             try {
@@ -101,7 +102,7 @@ void test_failing_device(const Shape& shape) {
             }
             shim::fail_after(-1);
             CHECK(device.allocated_bytes() == before);
-            if (!failed) break;
+            in_row = failed ? 0 : in_row + 1;
         }
         CHECK(failures > 20);
     }

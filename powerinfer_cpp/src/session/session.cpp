@@ -104,6 +104,12 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     if (n_device) {
         device_ = std::make_unique<DeviceForward>(*model, params, ropes_);
         sequences_.attach(device_.get());
+        // Those of generated tokens, and not all of a prompt's: the system has to find the pages.
+        constexpr uint64_t kPinned = 32 << 20;
+        const uint64_t bytes = uint64_t(params.n_logits * kept_width(c, params)) * sizeof(float);
+        const std::lock_guard<ggml::DeviceCard> lock(model->device->card);
+        model->device->device->enter();
+        pinned_ = {*model->device->device, results_, std::min(bytes, kPinned)};
     }
     counts = Counts(model->ffns.size());
     audit = Audit(model->ffns.size());

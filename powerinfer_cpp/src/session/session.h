@@ -105,6 +105,7 @@ class Session {
     const bool predicted_;  // some layer uses its predictor
     Reservation reserved_, device_reserved_;
     std::vector<ggml::Memory> memory_;  // one per part of the plan
+    ggml::PinnedMemory pinned_;         // the first results, which a device copies there
     Sequences sequences_;
     Workspace work_;
     Adapters adapters_;
