@@ -1,12 +1,13 @@
 """Models of all families for a device: what the repository has or makes, and the files beside it.
 
-A name is that of a folder in tests/golden, "mamba:" and one of mamba_models.MODELS, "rows:" and a
-golden one whose feed-forward blocks become neuron rows, or a file or folder of ../shared/fixtures.
+A name is that of a folder in tests/golden, "mamba:" and one of mamba_models.MODELS, "rows:" and one
+of these whose feed-forward blocks become neuron rows, or a file or folder of ../shared/fixtures.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import mamba_models
 import numpy as np
 from conftest import SHARED
-from families import GOLDEN, golden, quiet
+from families import GOLDEN, golden, quiet, smallthinker, turbo_mixtral
 from powerinfer_cpp.convert import convert
 from safetensors.numpy import load_file, save_file
 
@@ -57,11 +58,13 @@ RESIZED: dict[str, tuple[dict[int, int], dict[str, Any]]] = {
 }
 OF_MAMBA: dict[str, dict[str, Any]] = {"nemotron-narrow": {"moe_latent_size": 24}}
 # Files that say how often neurons fire, or have predictors, are those of on_simt.py.
-ROWS = ("llama-relu-gqa", "opt", "arcee", "gemma2", "mixtral", "bitnet")
+ROWS = ("llama-relu-gqa", "opt", "arcee", "gemma2", "falcon-7b", "mamba:nemotron")
+EXPERTS_IN_ROWS = ("mixtral", "gpt-oss", "qwen3-moe", "mamba:nemotron-moe")
 
 # What keeps a part on the CPU, as the engine says it, of those that are not wholly on a device.
 KEPT: dict[str, str] = {
-    "rows:mixtral": "experts in neuron rows keep to the CPU",
+    **{f"rows:{name}": "experts in neuron rows keep to the CPU" for name in EXPERTS_IN_ROWS},
+    "turbosparse": "experts in neuron rows keep to the CPU",
     "rows:bitnet": "neuron rows whose values are normed keep to the CPU",
 }
 
@@ -166,8 +169,20 @@ def of_operators() -> list[str]:
 def everything() -> list[str]:
     """All models, without those of ../shared where that is missing."""
     names = sorted(path.parent.name for path in GOLDEN.glob("*/expected.npz"))
-    names += [f"mamba:{name}" for name in mamba_models.MODELS] + [f"rows:{name}" for name in ROWS]
+    names += [f"mamba:{name}" for name in mamba_models.MODELS]
+    names += [f"rows:{name}" for name in (*ROWS, *EXPERTS_IN_ROWS, "bitnet")]
+    names += ["smallthinker", "turbosparse"]
     return names + gguf2() + [f"hf2/{path.parent.name}" for path in _of("hf2/*/config.json")]
+
+
+def model_type(name: str) -> str:
+    """What the config.json of one of the repository's models says, without rows."""
+    if name.startswith("mamba:"):
+        return mamba_models.MODELS[name.removeprefix("mamba:")]["model_type"]
+    made_here = {"smallthinker": "smallthinker", "turbosparse": "turbosparsemixtral"}
+    if name in made_here:
+        return made_here[name]
+    return json.loads((GOLDEN / name / "config.json").read_text())["model_type"]
 
 
 def gguf2() -> list[str]:
@@ -185,18 +200,20 @@ def made(name: str, folder: Path) -> Path:
     if name.startswith("gguf2/"):
         return FIXTURES / name
     out = folder / (re.sub(r"\W", "-", name) + ".gguf")
-    source = folder / out.stem
     if name.startswith("hf2/"):
         return convert(FIXTURES / name, outfile=out, log=quiet)
-    if name.startswith("mamba:"):
-        kind = name.removeprefix("mamba:")
-        source = mamba_models.checkpoint(kind, source, **OF_MAMBA.get(kind, {}))
+    kind, _, of = name.partition(":")
+    if kind == "rows":
+        source = made(of, folder)
+    elif kind == "mamba":
+        source = mamba_models.checkpoint(of, folder / out.stem, **OF_MAMBA.get(of, {}))
+    elif name == "smallthinker":
+        smallthinker(source := folder / out.stem)
+    elif name == "turbosparse":
+        source = turbo_mixtral(folder / out.stem)
     else:
-        source = _resized(name.removeprefix("rows:"), source)
-    if not name.startswith("rows:"):
-        return convert(source, outfile=out, outtype="f32", log=quiet)
-    plain = convert(source, outfile=folder / f"{out.stem}-plain.gguf", outtype="f32", log=quiet)
-    return convert(plain, outfile=out, outtype="f32", log=quiet)
+        source = _resized(name, folder / out.stem)
+    return convert(source, outfile=out, outtype="f32", log=quiet)
 
 
 def _resized(name: str, folder: Path) -> Path:

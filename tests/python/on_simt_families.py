@@ -20,6 +20,8 @@ import powerinfer_cpp._native
 import pytest
 from on_simt import ALL, opened
 from powerinfer_cpp.core.gguf import Gguf
+from powerinfer_cpp.core.plan import memory_plan
+from test_docs import cells
 from test_golden import ROUNDING, error
 
 from powerinfer_cpp import Llama, OutOfMemoryError
@@ -202,3 +204,36 @@ def test_states(kind: str, folder: Path) -> None:
             llm.reset()
             texts.append([*itertools.islice(llm.generate(other, temp=0), N_TEXT)])
         assert texts == texts[:1] * 4
+
+
+def wholly(path: Path) -> bool:
+    """Does the engine plan to have all of a model on the device?"""
+    plan = memory_plan(str(path), {"device": "simt", "vram_budget": ALL * MIB}, {"n_ctx": 64})
+    return plan["device_layers"] == plan["layers"] and plan["device_head"]
+
+
+def test_the_table_of_families(folder: Path) -> None:
+    """docs/compatibility.md says of each family what the engine says of its models."""
+    plain: dict[tuple[str, str], set[bool]] = {}  # by model_type and architecture
+    rows: dict[tuple[str, str], set[bool]] = {}  # the same of files with neuron rows
+    for name in families.everything():
+        if "/" in name:
+            continue
+        path = families.made(name, folder)
+        with Gguf(path) as file:
+            key = (
+                families.model_type(name.removeprefix("rows:")),
+                str(file.value("general.architecture")),
+            )
+        of = rows if name.startswith("rows:") or name == "turbosparse" else plain
+        of.setdefault(key, set()).add(wholly(path))
+    heads = ("config.json's model_type", "GGUF architecture", "on a GPU")
+    # Files of Llama's kind, with another activation.
+    alike = {"sparsellama": "llama", "llama_sparse_relu": "llama"}
+    columns = [cells("compatibility.md", head) for head in heads]
+    for types, architecture, words in zip(*columns, strict=True):
+        keys = [(alike.get(kind, kind), architecture) for kind in types.split(", ")]
+        assert any(key in of for of in (plain, rows) for key in keys), types
+        assert all(plain[key] == {True} for key in keys if key in plain), types
+        kept = any(False in rows[key] for key in keys if key in rows)
+        assert words == ("wholly, but not in neuron rows" if kept else "wholly"), types

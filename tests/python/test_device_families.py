@@ -10,6 +10,7 @@ from pathlib import Path
 
 import device_families
 import pytest
+from test_docs import cells
 
 CASES = Path(__file__).with_name("on_simt_families.py")
 
@@ -31,7 +32,7 @@ def test_some_families(simt_python: dict[str, str]) -> None:
 
 @pytest.mark.slow
 def test_a_model_for_each_operator(simt_python: dict[str, str]) -> None:
-    passes(simt_python, "test_operators", "test_states")
+    passes(simt_python, "test_operators", "test_states", "test_the_table_of_families")
 
 
 @pytest.mark.nightly
@@ -44,6 +45,7 @@ def test_every_operator_has_a_model(root: Path) -> None:
     names = (root / "ggml" / "include" / "ggml" / "device_ops.inc").read_text()
     of_device = set(re.findall(r"^DEVICE_OP\((\w+)", names, re.MULTILINE))
     assert set(device_families.OPERATORS) == of_device
+    assert set(re.findall(r"`(\w+)`", " ".join(cells("gpu.md", "operator")))) == of_device
     models = {*device_families.of_operators(), *device_families.STATES.values()}
     assert models <= set(device_families.everything())
     assert {path.name for path in (root / "tests").rglob("*.*")} >= device_families.TESTS
