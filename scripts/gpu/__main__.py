@@ -21,6 +21,7 @@ PARTS: dict[str, Callable[[Runner, Results], None]] = {
     "card": speed.card,
     "operators": correct.operators,
     "experts": correct.experts,
+    "states": correct.states,
     "mixture": speed.mixture,
     "split": correct.split,
     "stop": correct.stop,

@@ -48,6 +48,12 @@ def experts(run: Runner, to: Results) -> None:
     to.add("experts", "the bits of the CPU", True)
 
 
+def states(run: Runner, to: Results) -> None:
+    """Tiny models with layers that have a state: any cuts, drafts, checkpoints, saved states."""
+    run.run(run.test("device_states"), *(("brief",) if run.toy else ()))
+    to.add("states", "the bits of the CPU", True)
+
+
 def split(run: Runner, to: Results) -> None:
     """Tiny models at six budgets, as one graph per row and step by step, three times; and with
     three placements, in exact mode."""

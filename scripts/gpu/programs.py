@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("flags", "device_ops", "mixture", "split", "homes", "stream")
+TESTS = ("flags", "device_ops", "mixture", "device_states", "split", "homes", "stream")
 TOOLS = ("gpu_model", "gpu_speed")
 MIB = 1 << 20
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-PARTS = ["flags", "card", "operators", "experts", "mixture", "split", "stop", "speed-7b", "vram"]
-PARTS += ["batches", "prompts", "speed-13b"]
+PARTS = ["flags", "card", "operators", "experts", "states", "mixture", "split", "stop"]
+PARTS += ["speed-7b", "vram", "batches", "prompts", "speed-13b"]
 
 
 def gpu_sh(root: Path, folder: Path, *arguments: object) -> subprocess.CompletedProcess:
