@@ -3,8 +3,9 @@
 
     scripts/predict_mixture.py                # the table of docs/gpu.md
 
-A token takes what the card reads of attention, head and half of the context's keys and values, its
-kernels (powerinfer_cpp/placement/machine.py), and the experts:
+A token takes what the card reads of attention, head and half of the context's keys and values, and
+what it reads and writes of states; its kernels (powerinfer_cpp/placement/machine.py), and the
+experts:
 
 - here: the card reads those that it has, the CPU the others at the same time; how many it has is
   the replays' (docs/card_experts.csv), as if each use were drawn by itself.
@@ -28,33 +29,100 @@ from powerinfer_cpp.placement.machine import ATTENTION_KERNELS, GB, GIB, HEAD_KE
 
 ROWS = Path(__file__).resolve().parents[1] / "docs" / "card_experts.csv"
 CONTEXT = 8192
-FREE = 256 << 20  # that a budget leaves
-CARD = 528 << 20  # that opening a card takes
-SCRATCH = 128 << 20
-# Of a layer's experts: norm, router, choice, quantising, gate and up, activation, down, sum.
-EXPERT_KERNELS = 8
+MIB = 1 << 20
+FREE = 256 * MIB  # that a budget leaves
+CARD = 528 * MIB  # that opening a card takes
+# Of a layer's experts: norm, router, choice, gate and up, activation, down, sum; where the CPU has
+# some of them, also what it is told.
+EXPERT_KERNELS = 7
+PUBLISHING = 1
+# Besides: of a shared expert gate and up, activation and down; its weight and what is weighed; the
+# gate of attention. Of a delta net norm, three products, what is kept, convolution, steps, rule,
+# norm and output (its matrices are of two types); of Mamba-2 one product.
+SHARED_KERNELS = 3
+WEIGHED = 2
+GATED = 1
+DELTA_KERNELS = 10
+MAMBA_KERNELS = 8
 
 
 @dataclass(frozen=True)
 class Dense:
-    """Bytes of what every token reads on the card: attention, norms and router of a layer, the
-    head; of keys and values of a position in all layers that keep them all, and of windows."""
+    """What every token reads on the card: bytes of all layers but for their experts, of the head,
+    of keys and values of a position in all layers that keep them all, of windows, and of a
+    sequence's states; and its kernels but for those of experts. room: bytes of scratch memory and
+    of all states, as --plan has them for 512 rows."""
 
-    layer: float
+    layers: float
     head: float
     position: float
-    windows: float
+    kernels: int
+    room: float
+    windows: float = 0
+    state: float = 0
 
 
-OSS = {"layer": 28.2e6 + 1.5e6, "head": 201088 * 2880 * 1.0625}  # matrices in Q8_0, router in F32
+def stored(bits: float, *shape: int) -> float:
+    """Bytes of a matrix, of which a weight has so many bits."""
+    return math.prod(shape) * bits / 8
+
+
+Q5_0, Q8_0, Q4_K, Q5_K, Q6_K = 5.5, 8.5, 4.5, 5.5, 6.5625
+HALF = (Q4_K + Q6_K) / 2  # the format of some matrices in half of the layers
+# Matrices of gpt-oss in Q8_0, router in F32; every other layer has a window of 128.
+OSS_LAYER, OSS_HEAD = 28.2e6 + 1.5e6, stored(Q8_0, 201088, 2880)
 DENSE = {
     # Q4_K, V in Q6_K in half of the layers; the head in Q6_K.
     "Qwen3-30B-A3B Q4_K_M": Dense(
-        18.9e6 * 4.6 / 8 + 1.05e6, 151936 * 2048 * 6.5625 / 8, 48 * 2048, 0
+        48 * (18.9e6 * 4.6 / 8 + 1.05e6),
+        stored(Q6_K, 151936, 2048),
+        position=48 * 2048,
+        kernels=48 * ATTENTION_KERNELS + 24,
+        room=160 * MIB,
     ),
-    # Every other layer has a window of 128.
-    "gpt-oss-20b MXFP4": Dense(**OSS, position=12 * 2048, windows=12 * 2048 * 128),
-    "gpt-oss-120b MXFP4": Dense(**OSS, position=18 * 2048, windows=18 * 2048 * 128),
+    "gpt-oss-20b MXFP4": Dense(
+        24 * OSS_LAYER,
+        OSS_HEAD,
+        position=12 * 2048,
+        kernels=24 * ATTENTION_KERNELS,
+        room=220 * MIB,
+        windows=12 * 2048 * 128,
+    ),
+    "gpt-oss-120b MXFP4": Dense(
+        36 * OSS_LAYER,
+        OSS_HEAD,
+        position=18 * 2048,
+        kernels=36 * ATTENTION_KERNELS,
+        room=220 * MIB,
+        windows=18 * 2048 * 128,
+    ),
+    # 30 delta nets and 10 layers of attention with a gate, all with a shared expert that is
+    # weighed; sizes as in mixtures/hybrid.py.
+    "Qwen3.6-35B-A3B Q4_K_M": Dense(
+        30 * (stored(Q5_K, 8192, 2048) + stored(Q4_K, 2, 4096, 2048) + stored(32, 4, 8192))
+        + 10 * (stored(Q4_K, 8192 + 512 + 4096, 2048) + stored(HALF, 512, 2048))
+        + 40 * (stored(32, 257, 2048) + stored(Q4_K, 2, 512, 2048) + stored(HALF, 512, 2048)),
+        stored(Q6_K, 248320, 2048),
+        position=10 * 2048,
+        kernels=30 * DELTA_KERNELS
+        + 10 * (ATTENTION_KERNELS + GATED)
+        + 5
+        + 40 * (SHARED_KERNELS + WEIGHED),
+        room=441 * MIB,
+        state=30 * stored(32, 32 * 128 * 128 + 3 * 8192 + 32),
+    ),
+    # 23 layers of Mamba-2, 6 of attention, 23 of experts. Rows of 2688 and 3712 columns are no
+    # whole groups of 256, so they have blocks of 32.
+    "Nemotron 3 Nano Q4_K_M": Dense(
+        23 * (stored(Q5_0, 10304, 2688) + stored(Q4_K, 2688, 4096) + stored(32, 4, 6144))
+        + 6 * (stored(Q5_0, 4352, 2688) + stored(7, 256, 2688) + stored(Q4_K, 2688, 4096))
+        + 23 * (stored(32, 128, 2688) + stored(Q5_0, 3712, 2688) + stored(7, 3712, 2688)),
+        stored(Q8_0, 131072, 2688),
+        position=6 * 1024,
+        kernels=23 * MAMBA_KERNELS + 6 * ATTENTION_KERNELS + 3 + 23 * SHARED_KERNELS,
+        room=381 * MIB,
+        state=23 * stored(32, 64 * 64 * 128 + 3 * 6144 + 64),
+    ),
 }
 # GiB and bytes a second by the data sheet.
 CARDS = {
@@ -87,8 +155,9 @@ class Case:
     @property
     def share(self) -> float:
         """Of the experts, that the card has room for."""
-        left = self.memory - FREE - CARD - SCRATCH - self.dense.head - self.dense.windows
-        left -= self.mixture.layers * self.dense.layer + self.dense.position * CONTEXT
+        dense = self.dense
+        left = self.memory - FREE - CARD - dense.room - dense.head - dense.windows
+        left -= dense.layers + dense.position * CONTEXT
         return min(1.0, max(0.0, left / (self.mixture.blocks * self.mixture.expert)))
 
     @property
@@ -103,9 +172,11 @@ class Case:
 
     def rest(self) -> float:
         """Seconds of all but the experts' bytes."""
-        n_bytes = self.mixture.layers * self.dense.layer + self.dense.head + self.dense.windows
-        n_bytes += self.dense.position * CONTEXT / 2
-        kernels = self.mixture.layers * (ATTENTION_KERNELS + EXPERT_KERNELS) + HEAD_KERNELS
+        dense = self.dense
+        n_bytes = dense.layers + dense.head + dense.windows + 2 * dense.state
+        n_bytes += dense.position * CONTEXT / 2
+        kernels = EXPERT_KERNELS + PUBLISHING * (self.share < 1)
+        kernels = dense.kernels + self.mixture.layers * kernels + HEAD_KERNELS
         return self.machine.dense_seconds(n_bytes, 0, kernels)
 
     def shared(self, hits: float, copies: float) -> float:

@@ -20,7 +20,7 @@ PROFILE, WARM, COUNTED = 4096, 128, 2048  # tokens of another text, not counted,
 
 @dataclass(frozen=True)
 class Mixture:
-    """Layers, experts in each and chosen ones, and the bytes of an expert."""
+    """Layers with experts, experts in each and chosen ones, and the bytes of an expert."""
 
     layers: int
     experts: int
@@ -45,6 +45,12 @@ MIXTURES = {
     "gpt-oss-120b MXFP4": Mixture(
         36, 128, 4, matrices(2880, 2880, 4.25, 4.25, 4.25) + 3 * 2880 * 4
     ),
+    "Qwen3.6-35B-A3B Q4_K_M": Mixture(
+        40, 256, 8, matrices(2048, 512, 4.5, 4.5, (4.5 + 6.5625) / 2)
+    ),
+    # Rows of 2688 and 1856 columns are no whole groups of 256: Q5_0 takes the place of Q4_K, and
+    # Q8_0 that of Q6_K.
+    "Nemotron 3 Nano Q4_K_M": Mixture(23, 128, 6, matrices(2688, 1856, 5.5, (5.5 + 8.5) / 2)),
 }
 
 

@@ -23,11 +23,11 @@ CARDS = {
     "5090": Card(32 * GIB, 1792 * GB),
 }
 
-# Kernels per layer and token on the GPU, as the engine launches them: norm, product of q, k and v,
-# heads of q and k, storing, attention in two, quantising, output; for a predictor quantising, two
-# products and the activation; for neurons norm, selection, and merging. Firing and down of the
-# neurons that the GPU has run beside the CPU.
-ATTENTION_KERNELS = 9
+# Kernels per layer and token on the GPU, as the engine launches them (tests/gpu/test_nodes.cpp):
+# norm, product of q, k and v, heads (norms, rotation, storing), attention in two, output; for a
+# predictor quantising, two products and the activation; for neurons norm, selection, and merging.
+# Firing and down of the neurons that the GPU has run beside the CPU.
+ATTENTION_KERNELS = 6
 PREDICTOR_KERNELS = 4
 FFN_KERNELS = 3
 NEURON_KERNELS = 2
