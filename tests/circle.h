@@ -10,3 +10,9 @@ inline bool full_circle() {
     const char* const circle = std::getenv("PI_CIRCLE");
     return !circle || std::strcmp(circle, "test") != 0;
 }
+
+// Whether all of it runs, however long it takes: in the nightly circle, and by hand.
+inline bool nightly_circle() {
+    const char* const circle = std::getenv("PI_CIRCLE");
+    return !circle || std::strcmp(circle, "nightly") == 0;
+}

@@ -357,11 +357,11 @@ void test_neuron_rows() {
     }
 }
 
-// brief: in the quick circle no more than cuts and saved states.
+// brief: but for the nightly circle no more than cuts and saved states.
 void test_kind(const Description& d, bool brief) {
     const Models whole(d);
     test_cuts(whole);
-    if (brief && !full_circle()) return test_saved(whole);
+    if (brief && !nightly_circle()) return test_saved(whole);
     test_interleaved(whole);
     test_drafts(whole);
     test_checkpoints(whole);
