@@ -61,6 +61,13 @@ void test_scores_and_rotations() {
     CHECK(keeps_to_cpu(*model, 0).empty() && split_of(*model, session).has(0));
     attention.softcap = 0;
     attention.rope = 0;
+    attention.gated = true;
+    CHECK(keeps_to_cpu(*model, 0).empty());
+    attention.latent.emplace();
+    CHECK(says(keeps_to_cpu(*model, 0), "over latents with gates"));
+    attention.gated = false;
+    CHECK(keeps_to_cpu(*model, 0).empty());
+    attention.latent.reset();
     auto& block = *model->layers[0].find<FeedForward>();
     block.activation = ggml::Activation::swiglu_oai;
     CHECK(keeps_to_cpu(*model, 0).empty());

@@ -38,6 +38,13 @@ std::string KeptToCpu::reason(const Attention& attention) const {
                  q_scale, k_scale, v_scale, o_scale, gated, latent, q_norm, k_norm, norms, norm,
                  norm_eps, out_norm] = attention;
     if (first > 0) return "layers that guess tokens keep to the CPU";
+    // No family has these (device_attention.cpp).
+    if (gated && norms == Attention::Norms::whole_row && has(q_norm)) {
+        return "attention with gates and norms over all heads keeps to the CPU";
+    }
+    if (latent && (gated || has(out_norm))) {
+        return "attention over latents with gates or norms of its results keeps to the CPU";
+    }
     // The arrays of attention in shared memory have a fixed size.
     if (const int64_t widest = std::max(head_dim, v_head_dim); widest > ggml::kDeviceHeadDim) {
         return format(
