@@ -151,13 +151,14 @@ class Case:
     machine: Machine
     prices: Prices
     rows: list[Row]
+    context: int = CONTEXT
 
     @property
     def share(self) -> float:
         """Of the experts, that the card has room for."""
         dense = self.dense
         left = self.memory - FREE - CARD - dense.room - dense.head - dense.windows
-        left -= dense.layers + dense.position * CONTEXT
+        left -= dense.layers + dense.position * self.context
         return min(1.0, max(0.0, left / (self.mixture.blocks * self.mixture.expert)))
 
     @property
@@ -174,7 +175,7 @@ class Case:
         """Seconds of all but the experts' bytes."""
         dense = self.dense
         n_bytes = dense.layers + dense.head + dense.windows + 2 * dense.state
-        n_bytes += dense.position * CONTEXT / 2
+        n_bytes += dense.position * self.context / 2
         kernels = EXPERT_KERNELS + PUBLISHING * (self.share < 1)
         kernels = dense.kernels + self.mixture.layers * kernels + HEAD_KERNELS
         return self.machine.dense_seconds(n_bytes, 0, kernels)

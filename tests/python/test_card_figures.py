@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import card_experts  # noqa: E402
 import predict_mixture  # noqa: E402
+import predict_prompts  # noqa: E402
 from mixtures.cards import MIXTURES, Prices, read_rows, text  # noqa: E402
 from mixtures.routers import KINDS  # noqa: E402
 
@@ -25,6 +26,7 @@ def test_the_document_has_the_tables() -> None:
     document = (ROOT / "docs" / "gpu.md").read_text()
     assert card_experts.table(ROWS) in document
     assert predict_mixture.table(ROWS) in document
+    assert predict_prompts.table() in document
 
 
 def test_following_is_the_default() -> None:
@@ -66,6 +68,19 @@ def test_speeds() -> None:
     _, _, case = found[0]
     none = predict_mixture.Case(case.mixture, case.dense, 0, case.machine, case.prices, case.rows)
     assert none.share == 0 and none.here() == pytest.approx(none.layers(), rel=0.02)
+
+
+def test_prompts() -> None:
+    """Longer prompts and smaller chunks take longer, caches of 8 bits do not."""
+    for model, card, chunk in predict_prompts.cases():
+        short, long = (
+            [predict_prompts.seconds(model, card, n, chunk, cache) for cache in ("F16", "Q8_0")]
+            for n in predict_prompts.LENGTHS
+        )
+        assert short[1] <= short[0] and long[1] <= long[0]
+        assert 8 * short[0] < long[0]
+        if chunk == 4096:
+            assert short[0] < predict_prompts.seconds(model, card, 4096, 512, "F16")
 
 
 @pytest.mark.slow
