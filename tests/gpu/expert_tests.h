@@ -124,7 +124,25 @@ inline void test_routers(int rows, int n, int used) {
     test_routing(how, rows);
 }
 
+// Every row chooses all experts.
+inline void test_choose_all(int rows, int n) {
+    const Chosen chosen(rows, n, n);
+    ops.choose_all(stream(), chosen.view);
+    std::vector<int32_t> expert, pair, first;
+    for (int i = 0; i < rows * n; i++) expert.push_back(i % n);
+    for (int e = 0; e < n; e++) {
+        for (int t = 0; t < rows; t++) pair.push_back(t * n + e);
+    }
+    for (int e = 0; e <= n; e++) first.push_back(e * rows);
+    CHECK(same_bits(noted(chosen.expert.read()), expert));
+    CHECK(same_bits(noted(chosen.pair.read()), pair));
+    CHECK(same_bits(noted(chosen.first.read()), first));
+}
+
 inline void test_route() {
+    for (int rows : {1, 3, 40}) {
+        for (int n : {1, 5, 128}) test_choose_all(rows, n);
+    }
     test_routers(1, 4, 1);
     test_routers(3, 4, 4);
     test_routers(40, 8, 2);
