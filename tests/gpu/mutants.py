@@ -165,7 +165,13 @@ def passes(test: str, mutant: Mutant, objects: dict[str, Path], own: dict[str, P
     runs = [["only", group] for group in groups] if test == "test_device_ops.cpp" else [[]]
     try:
         return all(
-            subprocess.run([str(program), *run], capture_output=True, timeout=100).returncode == 0
+            subprocess.run(
+                [str(program), *run],
+                capture_output=True,
+                timeout=100,
+                env={**os.environ, "PI_CIRCLE": "test", "PI_FIRST_FAILURE": "1"},
+            ).returncode
+            == 0
             for run in runs
         )
     except subprocess.TimeoutExpired:

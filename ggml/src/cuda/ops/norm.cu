@@ -41,7 +41,9 @@ __device__ inline void put(const DeviceNorm& p, int64_t i, float v) {
     if (p.y.q) quantise_group(p.y, i, v);
 }
 
-// One block a row. A thread reads the values that it has written itself.
+// One block a row. A thread reads the values that it has written itself. finishes: what is added has
+// norms.
+template <bool finishes>
 __global__ void rms_norm_kernel(DeviceNorm p) {
     GGML_SHARED(float, stage, kStageBytes / sizeof(float));
     GGML_SHARED(double, shared, 1);
@@ -51,8 +53,8 @@ __global__ void rms_norm_kernel(DeviceNorm p) {
     const auto norm_of = [&](const DeviceAdded& a) {
         return rms_factor(n, a.eps, stage, shared, [&](int i) { return a.x[row + i]; });
     };
-    if (p.added[0].norm) norm[0] = norm_of(p.added[0]);
-    if (p.added[1].norm) norm[1] = norm_of(p.added[1]);
+    if (finishes && p.added[0].norm) norm[0] = norm_of(p.added[0]);
+    if (finishes && p.added[1].norm) norm[1] = norm_of(p.added[1]);
     const float factor =
         rms_factor(n, p.eps, stage, shared, [&](int i) { return added(p, norm, row, i); });
     for (int i = int(threadIdx.x); i < n; i += kThreads) {
@@ -86,8 +88,10 @@ __global__ void layer_norm_kernel(DeviceNorm p) {
 void norm(DeviceStream* stream, const DeviceNorm& p) {
     if (p.layer) {
         launch<layer_norm_kernel>(stream, unsigned(p.y.rows), kThreads, p);
+    } else if (p.added[0].norm || p.added[1].norm) {
+        launch<rms_norm_kernel<true>>(stream, unsigned(p.y.rows), kThreads, p);
     } else {
-        launch<rms_norm_kernel>(stream, unsigned(p.y.rows), kThreads, p);
+        launch<rms_norm_kernel<false>>(stream, unsigned(p.y.rows), kThreads, p);
     }
 }
 
