@@ -41,8 +41,8 @@ __device__ inline void put(const DeviceNorm& p, int64_t i, float v) {
     if (p.y.q) quantise_group(p.y, i, v);
 }
 
-// One block a row. A thread reads the values that it has written itself. finishes: what is added has
-// norms.
+// One block a row. A thread reads the values that it has written itself. finishes: what is added
+// has norms.
 template <bool finishes>
 __global__ void rms_norm_kernel(DeviceNorm p) {
     GGML_SHARED(float, stage, kStageBytes / sizeof(float));
