@@ -7,6 +7,7 @@
 #include "gpu/expert_tests.h"
 #include "gpu/ffn_tests.h"
 #include "gpu/heads_tests.h"
+#include "gpu/neuron_expert_tests.h"
 #include "gpu/recurrence_tests.h"
 #include "gpu/twins.h"
 
@@ -343,6 +344,7 @@ const Group kGroups[] = {{"elementwise", test_embedding},
                          {"matmul", test_products},
                          {"tiles", test_tiles},
                          {"matmul", test_experts},
+                         {"matmul", test_neuron_experts},
                          {"heads", test_positions},
                          {"attention", test_attention},
                          {"attention", test_long_attention},
@@ -350,11 +352,13 @@ const Group kGroups[] = {{"elementwise", test_embedding},
                          {"ffn", test_select},
                          {"ffn", test_ffns},
                          {"ffn", test_few_rows},
+                         {"ffn", test_neuron_experts},
                          {"ffn_rows", test_many_rows},
                          {"merge", test_merge},
                          {"route", test_route},
                          {"merge_experts", test_merge_experts},
                          {"unfold", test_unfold},
+                         {"unfold", test_unfold_neurons},
                          {"recurrence", test_convolutions},
                          {"recurrence", test_scans},
                          {"recurrence", test_deltas},

@@ -95,6 +95,8 @@ OPERATORS = {
     "route": "glm4-moe",
     "choose_all": "deepseek-v3",
     "matmul_experts": "glm4-moe",
+    "expert_values": "test_device_ops.cpp",
+    "add_experts": "test_device_ops.cpp",
     "publish_experts": "glm4-moe",
     "merge_experts": "glm4-moe",
     "convolve": "lfm2",
@@ -105,6 +107,7 @@ OPERATORS = {
     "copy_heads": "qwen3-next",
     "keep_rows": "lfm2",
     "unfold": "on_simt.py",
+    "unfold_neurons": "test_device_ops.cpp",
     "flag_rounds": "test_flags.cpp",
 }
 # Kernels of operators that have other names than these.

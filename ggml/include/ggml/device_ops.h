@@ -34,6 +34,9 @@ struct DeviceRows {
 int64_t device_row_bytes(DType type, int64_t cols);
 // A row as in the file to what a device reads: floats as they are, blocks in planes (planes.h).
 void pack_device_row(DType type, const uint8_t* row, int64_t cols, uint8_t* out);
+// Has a device products and sums with the bits of the CPU for experts in neuron rows of this type
+// and width? Blocks of 256 only where a row can be folded.
+bool has_neuron_experts(DType type, int64_t cols);
 // Can rows of this type and width be multiplied with on a device? Formats in blocks of 32 and 256,
 // and floats in whole groups of 8.
 bool has_device_rows(DType type, int64_t cols);
@@ -68,6 +71,8 @@ struct DeviceProduct {
     const float* bias = nullptr;   // [w.rows]
     const float* scale = nullptr;  // [1], or null for 1; not of experts
     int64_t y_row = 0;             // floats between rows of y; 0: w.rows
+    // Of experts in neuron rows, whose products the CPU adds in an order of their own.
+    bool of_neurons = false;
 };
 
 // Rows that are added to others: factor * norm(x). norm: weight of an RMS norm; null: none.

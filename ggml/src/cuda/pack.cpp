@@ -40,6 +40,11 @@ bool has_device_rows(DType type, int64_t cols) {
     return plane_bytes(type).low > 0 && cols % format.block == 0;
 }
 
+bool has_neuron_experts(DType type, int64_t cols) {
+    if (!has_device_rows(type, cols)) return false;
+    return info(type).block < kQK || can_fold(type, cols);
+}
+
 void pack_device_row(DType type, const uint8_t* row, int64_t cols, uint8_t* out) {
 #define PACK(name, ...) \
     if (type == DType::name) return pack_row<DType::name>(row, cols, out);

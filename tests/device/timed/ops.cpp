@@ -333,12 +333,11 @@ int cold_pairs(const DeviceChoice& choice, const DeviceFrames& frames) {
                              [&](int32_t e) { return frames.frame[e] < 0; }));
 }
 
-void matmul_experts(DeviceStream* stream, const DeviceInput&, const DeviceChoice& choice,
-                    const DeviceFrames& frames, const DeviceProduct* products, int n) {
-    double bytes = 0;
-    for (int i = 0; i < n; i++) bytes += bytes_of(products[i].w);
+// The bytes of the experts that are here, each once, whatever rows choose it.
+void read_experts(DeviceStream* stream, const DeviceChoice& choice, const DeviceFrames& frames,
+                  double bytes) {
     of(stream).put(1, [=](Timeline& t) {
-        std::vector<int32_t> here;  // each once, whatever rows choose it
+        std::vector<int32_t> here;
         for (int i = 0; i < choice.pairs(); i++) {
             if (frames.frame[choice.expert[i]] >= 0) here.push_back(choice.expert[i]);
         }
@@ -346,6 +345,20 @@ void matmul_experts(DeviceStream* stream, const DeviceInput&, const DeviceChoice
         const auto end = std::unique(here.begin(), here.end());
         t.spend(1, double(end - here.begin()) * bytes);
     });
+}
+void matmul_experts(DeviceStream* stream, const DeviceInput&, const DeviceChoice& choice,
+                    const DeviceFrames& frames, const DeviceProduct* products, int n) {
+    double bytes = 0;
+    for (int i = 0; i < n; i++) bytes += bytes_of(products[i].w);
+    read_experts(stream, choice, frames, bytes);
+}
+void expert_values(DeviceStream* stream, Activation, float, const DeviceChoice&,
+                   const DeviceFrames&, int, float*, const float*, unsigned long long*) {
+    put(stream, 1, 0);
+}
+void add_experts(DeviceStream* stream, const DeviceRows& w, const float*,
+                 const DeviceChoice& choice, const DeviceFrames& frames, const float*, float*) {
+    read_experts(stream, choice, frames, bytes_of(w));
 }
 
 void publish_experts(DeviceStream* stream, const DeviceInput& input, const DeviceChoice& choice,
@@ -382,6 +395,10 @@ void merge_experts(DeviceStream* stream, const DeviceChoice& choice, const Devic
 
 void unfold(DeviceStream* stream, const uint8_t*, const DeviceRows& to) {
     put(stream, 1, 2 * bytes_of(to));  // read and written
+}
+
+void unfold_neurons(DeviceStream* stream, const NeuronRows&, const DeviceRows& to) {
+    put(stream, 1, 2 * bytes_of(to));
 }
 
 void flag_rounds(DeviceStream*, const DeviceExchange&, uint32_t) {

@@ -1,6 +1,7 @@
 // The neuron-aware feed-forward block of a few rows: who may fire, as lists; what the neurons of a
 // list send down, in parts; and the sum of the parts. Float additions have a fixed order: neurons
-// of a part ascending by warp, warps in order, parts in order.
+// of a part ascending by warp, warps in order, parts in order. For experts in neuron rows, which
+// move between device and CPU, they have the CPU's order.
 //
 // Rows are the first dimension of a grid, whose blocks begin first: those that read the same
 // neurons run at the same time, and read them from the cache.
@@ -223,7 +224,131 @@ __global__ void down_kernel(DeviceNeurons w, DeviceLists lists, const float* h, 
     }
 }
 
+// ---- experts in neuron rows ---------------------------------------------------------------------
+
+constexpr int kValues = 256;  // of a block
+
+// The frame of the expert of a pair; -1: it is not here.
+__device__ inline int frame_of(const DeviceChoice& choice, const DeviceFrames& frames, int pair) {
+    return frames.frame[choice.expert[pair]];
+}
+
+// Block (x, y): neurons [256 x, 256 x + 256) of pair y. w: their activation.
+__global__ void expert_values_kernel(DeviceNeurons w, DeviceChoice choice, DeviceFrames frames,
+                                     float* h, const float* up, FfnCounts counts) {
+    const int pair = int(blockIdx.y), i = int(blockIdx.x) * kValues + int(threadIdx.x);
+    if (frame_of(choice, frames, pair) < 0) return;  // a whole block
+    bool computed = false, fired = false;
+    if (i < w.n) {
+        const int64_t at = int64_t(pair) * w.n + i;
+        float value = activate(w, h[at]);
+        computed = value != 0;
+        if (up && computed) value *= w.act == Activation::drelu ? activate(w, up[at]) : up[at];
+        fired = value != 0;
+        h[at] = value;
+    }
+    const int n_computed = __popc(__ballot_sync(kAll, computed));
+    const int n_fired = __popc(__ballot_sync(kAll, fired));
+    if (!counts.proposed || threadIdx.x % kWarp != 0) return;
+    if (n_computed) atomicAdd(counts.computed, (unsigned long long)n_computed);
+    if (n_fired) atomicAdd(counts.fired, (unsigned long long)n_fired);
+    if (i == 0) atomicAdd(counts.proposed, (unsigned long long)w.n);
+}
+
+// Have the weights of a type a minimum? Then the CPU decodes them, and multiplies them with h; else
+// it multiplies the scale with h, and the product with what the scale belongs to.
+constexpr bool has_minimum(DType type) {
+    const PlaneBytes bytes = plane_bytes(type);
+    return bytes.super == 4 || (bytes.super == 0 && bytes.scale == 4);
+}
+
+// sum += h * the group of columns c0 of a row.
+template <DType type>
+__device__ inline void add_group(const uint8_t* row, int cols, int c0, float h, float (&sum)[kQ]) {
+    if constexpr (is_float_type(type)) {
+        for (int c = 0; c < kQ && c0 + c < cols; c += 8) {
+            float eight[8];
+            load8<type>(row, (c0 + c) / 8, eight);
+            for (int k = 0; k < 8; k++) sum[c + k] = fmaf(h, eight[k], sum[c + k]);
+        }
+    } else {
+        const Group g = load_group<type>(row, PlaneOffsets(plane_bytes(type), cols), c0 / kQ);
+        const float factor[2] = {h * g.d[0], h * g.d[1]};
+        for (int c = 0; c < kQ; c++) {
+            if constexpr (has_minimum(type)) {
+                sum[c] = fmaf(h, group_value<type>(g, c), sum[c]);
+            } else {
+                const unsigned byte = g.words[c / 4] >> c % 4 * 8 & 255;
+                const int q = has_signed_quants(type) ? int(int8_t(byte)) : int(byte);
+                sum[c] = fmaf(factor[c / 16], float(q - quant_bias(type)), sum[c]);
+            }
+        }
+    }
+}
+
+// A block has a group of columns for each of four threads, of every segment of the neurons. In
+// shared memory those of a warp are in different banks.
+constexpr int kSumGroups = 4, kSumColumns = kSumGroups * kQ;
+constexpr int kSumThreads = int(kSegments) * kSumGroups, kSumRow = kSumGroups * (kQ + 1);
+static_assert(kSumThreads == kSumColumns);  // then one column each
+
+// Block (x, y): columns [128 x, 128 x + 128) of the y-th pair by experts, so that those of one read
+// its rows from the cache. The CPU's order: neurons of a segment ascending, then a tree of
+// neighbours (add_tree).
+template <DType type>
+__global__ void __launch_bounds__(kSumThreads)
+    add_experts_kernel(DeviceRows w, const float* bias, DeviceChoice choice, DeviceFrames frames,
+                       const float* h, float* y) {
+    GGML_SHARED(float, shared, int(kSegments) * kSumRow);
+    const int pair = choice.pair[blockIdx.y], frame = frame_of(choice, frames, pair);
+    if (frame < 0) return;  // a whole block
+    const int thread = int(threadIdx.x), first = int(blockIdx.x) * kSumColumns;
+    const int segment = thread / kSumGroups, group = thread % kSumGroups, c0 = first + group * kQ;
+    const int size = (w.rows + 8 * int(kSegments) - 1) / (8 * int(kSegments)) * 8;  // segment_of()
+    const int begin = segment * size, end = begin + size < w.rows ? begin + size : w.rows;
+    const uint8_t* const rows = w.data + frame * frames.stride;
+    h += int64_t(pair) * w.rows;
+    float sum[kQ];
+    for (int c = 0; c < kQ; c++) sum[c] = 0;
+    for (int i = begin; i < end && c0 < w.cols; i++) {
+        const float value = h[i];
+        if (value != 0) add_group<type>(rows + i * w.stride, w.cols, c0, value, sum);
+    }
+    for (int c = 0; c < kQ; c++) shared[segment * kSumRow + group * (kQ + 1) + c] = sum[c];
+    __syncthreads();
+    if (first + thread >= w.cols) return;
+    float tree[kSegments];
+    for (int s = 0; s < kSegments; s++) {
+        tree[s] = shared[s * kSumRow + thread / kQ * (kQ + 1) + thread % kQ];
+    }
+    for (int apart = 1; apart < kSegments; apart *= 2) {
+        for (int s = 0; s < kSegments; s += 2 * apart) tree[s] += tree[s + apart];
+    }
+    const float* const own = bias ? bias + frame * (frames.stride / 4) : nullptr;
+    y[int64_t(pair) * w.cols + first + thread] = tree[0] + (own ? own[first + thread] : 0.0f);
+}
+
 }  // namespace
+
+void expert_values(DeviceStream* stream, Activation act, float threshold,
+                   const DeviceChoice& choice, const DeviceFrames& frames, int n, float* h,
+                   const float* up, unsigned long long* counts) {
+    DeviceNeurons w;
+    w.n = n;
+    w.act = act;
+    w.threshold = threshold;
+    launch<expert_values_kernel>(stream, dim3(blocks_for(n, kValues), unsigned(choice.pairs())),
+                                 kValues, w, choice, frames, h, up, FfnCounts(counts));
+}
+
+void add_experts(DeviceStream* stream, const DeviceRows& w, const float* bias,
+                 const DeviceChoice& choice, const DeviceFrames& frames, const float* h, float* y) {
+    with_type(w.type, [&](auto tag) {
+        launch<add_experts_kernel<decltype(tag)::type>>(
+            stream, dim3(blocks_for(w.cols, kSumColumns), unsigned(choice.pairs())), kSumThreads, w,
+            bias, choice, frames, h, y);
+    });
+}
 
 void select(DeviceStream* stream, const float* score, float threshold, const uint8_t* unpredicted,
             const int32_t* slot, const DeviceLists& lists) {

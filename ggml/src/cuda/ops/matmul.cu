@@ -50,10 +50,66 @@ void launch_rows(DeviceStream* stream, const DeviceInput& x, const SameInput& pr
     }
     const dim3 grid(blocks_for(rows, planned), calls, unsigned(n));
     launch<matmul_kernel<type, most>>(stream, grid, kRowThreads, x, products, mixture, planned,
-                                      float_lanes());
+                                      lanes_of(products.p[0]));
+}
+
+constexpr int kFoldedThreads = 64, kFoldedRows = kFoldedThreads / kStrip;
+
+// Of rows of neurons that are folded on the CPU: it has a sum for each eighth of a row and adds
+// them last. Eight neighbouring lanes have a row, and each of them an eighth.
+template <DType type>
+__global__ void folded_kernel(DeviceInput x, SameInput products, Mixture mixture) {
+    const DeviceProduct p = products.own();
+    const Share share = few_share(x, p, mixture, 1);
+    if (share.rows.n <= 0) return;  // a whole block
+    const int n = int(blockIdx.x) * kFoldedRows + int(threadIdx.x) / kStrip;
+    const int eighth = int(threadIdx.x) % kStrip, groups = x.cols / kQ / kStrip;
+    // Past the end the last row again: all lanes of a warp come to the shuffles.
+    const uint8_t* row = share.w + (n < p.w.rows ? n : p.w.rows - 1) * p.w.stride;
+    const PlaneOffsets at(plane_bytes(type), x.cols);
+    constexpr int some = has_parts(type) ? kPart : 1;  // groups at a time
+    float sum = 0;
+    for (int begin = eighth * groups; begin < (eighth + 1) * groups; begin += some) {
+        alignas(16) float terms[some * term_floats(type)];
+        alignas(16) float inputs[some * input_floats(type) + 4];
+        float2 unit = {};
+        for (int i = 0; i < some; i++) {
+            const InputGroup input = load_input(x, share.rows.x(0), begin + i);
+            const StoredGroup stored = load_stored<type>(row, at, begin + i);
+            unsigned words[8];
+            quants<type>(stored, words);
+            const GroupScales s = scales<type>(stored);
+            store_term<type>(terms + i * term_floats(type), term_of<type>(words, s, input));
+            store_input<type>(inputs + i * input_floats(type), input);
+            if (i == 0) unit = {s.d, s.m};
+        }
+        sum = add_terms<type>(sum, terms, inputs, &unit, some);
+    }
+    for (int apart = kStrip / 2; apart > 0; apart /= 2) {
+        sum += __shfl_xor_sync(kAll, sum, unsigned(apart));
+    }
+    if (eighth > 0 || n >= p.w.rows) return;
+    p.y[share.rows.y(0) * p.y_row + n] = sum + (share.bias ? share.bias[n] : 0.0f);
+}
+
+void launch_folded(DeviceStream* stream, const DeviceInput& x, const SameInput& products, int n,
+                   const Mixture& mixture, int pairs) {
+    int rows = 0;
+    for (int i = 0; i < n; i++) rows = products.p[i].w.rows > rows ? products.p[i].w.rows : rows;
+    with_type(products.p[0].w.type, [&](auto tag) {
+        constexpr DType type = decltype(tag)::type;
+        if constexpr (!is_float_type(type)) {
+            const dim3 grid(blocks_for(rows, kFoldedRows), unsigned(pairs), unsigned(n));
+            launch<folded_kernel<type>>(stream, grid, kFoldedThreads, x, products, mixture);
+        }
+    });
 }
 
 }  // namespace
+
+int lanes_of(const DeviceProduct& product) {
+    return product.of_neurons ? 8 : float_lanes();
+}
 
 int float_lanes() {
     static const int lanes = ggml::float_lanes(select_kernels());
@@ -93,7 +149,9 @@ void matmul_experts(DeviceStream* stream, const DeviceInput& x, const DeviceChoi
     // Where experts have two rows on average, reading each of them once pays for tiles.
     const auto launch_them = pairs >= 2 * choice.n_expert ? launch_tiles : launch_few;
     by_type(products, n, [&](const SameInput& same, int count) {
-        launch_them(stream, x, same, count, mixture, pairs);
+        const DeviceProduct& p = same.p[0];
+        const bool folded = p.of_neurons && can_fold(p.w.type, p.w.cols);
+        (folded ? launch_folded : launch_them)(stream, x, same, count, mixture, pairs);
     });
 }
 

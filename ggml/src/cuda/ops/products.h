@@ -331,5 +331,7 @@ using Products =
 
 // Sums side by side of a row of floats on this machine's CPU.
 int float_lanes();
+// Those of a product.
+int lanes_of(const DeviceProduct& product);
 
 }  // namespace ggml::GGML_GPU

@@ -314,7 +314,7 @@ void launch_tiles(DeviceStream* stream, const DeviceInput& x, const SameInput& p
     with_type(products.p[0].w.type, [&](auto tag) {
         constexpr DType type = decltype(tag)::type;
         using OfType = Tile<type>;
-        const int lanes = float_lanes();
+        const int lanes = lanes_of(products.p[0]);
         // Of a mixture, all tiles but one of each expert are full.
         const int alone = mixture.n_expert < pairs ? mixture.n_expert : pairs;
         const unsigned tiles = mixture.frame ? unsigned(pairs / OfType::kTile + alone)
