@@ -89,6 +89,24 @@ void test_scores_and_rotations() {
     CHECK(says(keeps_to_cpu(*model, 0), "neuron rows whose values are normed"));
 }
 
+// Experts in neuron rows are there, unless they have predictors, or other neuron rows beside them.
+void test_experts_in_rows() {
+    Shape shape;
+    shape.n_expert = 8, shape.down_t = true, shape.activation = "relu";
+    const auto rows = inspected(tiny::describe(shape), session_params());
+    CHECK(keeps_to_cpu(*rows, 0).empty());
+    LayerPart beside = rows->layers[0].parts.back();
+    std::get<FeedForward>(beside.op).n_used = 0;
+    rows->layers[0].parts.push_back(beside);
+    CHECK(says(keeps_to_cpu(*rows, 0), "neuron rows beside experts"));
+    for (bool sketch : {false, true}) {
+        shape.predictor_rank = sketch ? 0 : 32;
+        shape.sketch = sketch;
+        const auto predicted = inspected(tiny::describe(shape), session_params());
+        CHECK(says(keeps_to_cpu(*predicted, 0), "experts with predictors"));
+    }
+}
+
 // A layer is any list of parts that a device has operators for.
 void test_lists_of_parts() {
     const auto model = inspected(tiny::describe(Shape{}), session_params());
@@ -261,6 +279,7 @@ void test_scales_of_experts() {
 int main() {
     test_wide_heads();
     test_scores_and_rotations();
+    test_experts_in_rows();
     test_lists_of_parts();
     test_scales_of_experts();
     test_heads_of_another_layer();

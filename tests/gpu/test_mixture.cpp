@@ -88,6 +88,97 @@ void test_bits(DType type) {
     }
 }
 
+// Experts in neuron rows, with and without neurons that do not fire: the CPU's bits, and its
+// counts.
+Shape in_rows(DType type, const char* activation = "relu") {
+    Shape s = mixture(type);
+    s.down_t = true, s.activation = activation;
+    if (info(type).block == 32) s.n_embd = 256, s.head_dim = 64;
+    return s;
+}
+
+void test_rows(const Shape& shape, int32_t sparse = PI_SPARSE_AUTO) {
+    const std::string path = written(shape);
+    pi_session_params params = session_params();
+    params.sparse = sparse;
+    const Tokens prompt = random_tokens(60, 8);
+    Floats expected, prompted;
+    std::vector<ggml::NeuronCounts> counts;
+    {
+        Session cpu(load(path), params);
+        expected = answer(cpu);
+        counts = cpu.counts.neurons;
+        cpu.truncate(0, 0);
+        prompted = logits(cpu, prompt);
+    }
+    const Range range = budgets(path, params);
+    const FrameShape frames = Model::inspect(path, on_device(1 << 30, params))->device->frames;
+    const uint64_t room = 2 * kVisitors * frames.largest_frame() + 4096;
+    for (double share : {0.0, 0.55, 1.0}) {
+        const uint64_t budget = range.least + uint64_t(share * double(range.most - range.least));
+        for (bool visits : {false, true}) {
+            const auto model = load_on(path, visits ? budget + room : budget, params, -1, visits);
+            CHECK(model->device_layers() > 0);
+            CHECK(share < 1 || model->device->experts->n_here() == model->n_blocks());
+            for (int32_t threads : {1, 3}) {
+                pi_session_params other = params;
+                other.stepwise = threads == 3;
+                other.n_threads = other.n_threads_batch = threads;
+                Session session(model, other);
+                const Floats got = answer(session);
+                int64_t rows = 0, on_device = 0;
+                if (!same(got, expected)) {
+                    std::fprintf(stderr, "%s %s %g %d: %g\n", info(shape.type).name,
+                                 shape.activation.c_str(), share, visits, distance(got, expected));
+                }
+                CHECK(same(got, expected));
+                for (size_t i = 0; i < counts.size(); i++) {
+                    const ggml::NeuronCounts &all = session.counts.neurons[i],
+                                             &there = session.counts.on_device[i];
+                    CHECK(all.rows == counts[i].rows && all.proposed == counts[i].proposed &&
+                          all.computed == counts[i].computed && all.fired == counts[i].fired);
+                    CHECK(there.rows <= all.rows && there.proposed == there.rows * shape.n_ff);
+                    rows += all.rows;
+                    on_device += there.rows;
+                }
+                CHECK(share == 1 ? on_device == rows : on_device < rows);
+                CHECK(share == 0 || on_device > rows / 4);
+                session.truncate(0, 0);
+                CHECK(same(logits(session, prompt), prompted));
+                CHECK(same(answer(session), expected));
+            }
+        }
+    }
+}
+
+// Neurons that stay on the disk are the CPU's: then the device has the other parts of the layers.
+void test_rows_on_disk() {
+    Shape shape = in_rows(DType::F16);
+    shape.n_ff = 512;
+    const std::string path = written(shape);
+    const pi_session_params params = session_params();
+    Floats expected;
+    {
+        Session cpu(load(path), params);
+        expected = answer(cpu);
+    }
+    const Range range = budgets(path, params);
+    pi_model_params how = on_device(range.most, params);
+    how.ram_budget = 1;
+    const auto tight = Model::inspect(path, how);
+    CHECK(tight->storage && !tight->storage->experts && tight->device);
+    if (!tight->storage) return;
+    how.ram_budget = tight->storage->least;
+    const auto model = Model::load(path, how);
+    CHECK(model->storage && model->device_layers() == shape.n_layer);
+    CHECK(model->device->frames.card.frames() == 0);
+    Session session(model, params);
+    for (int i = 0; i < 2; i++) CHECK(same(answer(session), expected));
+    const Plan plan = make_plan(*model, params);
+    const ggml::Device& device = *model->device->device;
+    CHECK(device.allocated_bytes() + device.context_bytes() == total(plan.parts, Tier::gpu));
+}
+
 // Long prompts bring the experts to the device that it lacks, short ones do not: the same bits.
 void test_visits(DType type) {
     const std::string path = written(mixture(type));
@@ -243,7 +334,13 @@ void test_disk(DType type) {
 }  // namespace
 
 // With the arguments "only bits": one type, without the disk.
-int main(int argc, char**) {
+int main(int argc, char** argv) {
+    if (argc > 1 && std::string(argv[1]) == "rows") {
+        for (DType type : {DType::F16, DType::Q4_0, DType::Q8_0}) test_rows(in_rows(type));
+        test_rows(in_rows(DType::F16, "silu"));
+        test_rows_on_disk();
+        return check::summary("test_mixture");
+    }
     if (argc > 1) {
         test_bits(DType::Q4_K);
         return check::summary("test_mixture");
@@ -254,6 +351,12 @@ int main(int argc, char**) {
         if (!full_circle() && type == DType::F32) break;
         test_bits(type);
     }
+    for (DType type : {DType::F16, DType::Q4_0, DType::Q8_0, DType::F32, DType::MXFP4}) {
+        if (!full_circle() && type == DType::F32) break;
+        test_rows(in_rows(type));
+    }
+    test_rows(in_rows(DType::F16, "silu"));
+    test_rows_on_disk();
     test_other_formats();
     test_one_missing();
     test_rows_by_pairs();

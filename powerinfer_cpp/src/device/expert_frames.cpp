@@ -16,6 +16,8 @@ namespace {
 // two of them somebody may have been asked for input.
 constexpr double kBus = 25e9, kLongStep = 0.2;
 
+constexpr uint64_t kAligned = 16;  // what a lane reads at once
+
 uint64_t array_bytes(uint64_t bytes) {
     return ggml::size_rounded_up(bytes, ggml::kDeviceGranule);
 }
@@ -28,8 +30,22 @@ uint64_t FrameShape::Matrix::ram_bytes() const {
 }
 
 uint64_t FrameShape::Matrix::landing_bytes() const {
-    constexpr uint64_t kAligned = 16;  // what a lane reads at once
     return ggml::size_rounded_up(ram_bytes(), kAligned);
+}
+
+FrameShape FrameShape::without_rows() const {
+    FrameShape shape = *this;
+    for (size_t i = 0; i < in_rows.size(); i++) {
+        if (in_rows[i]) shape.card.class_of[i] = -1;
+    }
+    for (size_t c = 0; c < card.classes.size(); c++) {
+        if (shape.experts(int32_t(c)) == 0) shape.card.classes[c].frames = 0;
+    }
+    if (shape.experts() > 0) return shape;
+    shape.card.classes.clear();
+    shape.staged = 0;
+    shape.visits = false;
+    return shape;
 }
 
 int64_t FrameShape::experts() const {
@@ -166,7 +182,9 @@ ggml::DeviceProduct ExpertFrames::product(int64_t part, size_t which, float* y,
     const size_t n = shape_.matrices[size_t(part)].size() / 2;
     const ggml::DeviceRows bias = rows(part, n + which, frame);
     const auto* const values = reinterpret_cast<const float*>(bias.data);
-    return {rows(part, which, frame), y, bias.rows ? values : nullptr};
+    ggml::DeviceProduct product{rows(part, which, frame), y, bias.rows ? values : nullptr};
+    product.of_neurons = in_rows(part);
+    return product;
 }
 
 int64_t ExpertFrames::n_here() const {
@@ -229,34 +247,83 @@ void ExpertFrames::used(int64_t part, const int32_t* experts, int64_t pairs) {
     experts_.used(blocks_.data(), pairs);
 }
 
-uint64_t ExpertFrames::send(int32_t block, uint8_t* frame, int slot, const Bring& bring) {
-    const int64_t part = part_of(block);
-    const std::vector<FrameShape::Matrix>& all = shape_.matrices[size_t(part)];
-    uint8_t* const staged = changes_ ? staging_.get() + uint64_t(slot) * shape_.staged : nullptr;
-    uint64_t at = 0, sent = 0;
-    size_t which = 0;
-    const auto copy = [&](const void* from, uint64_t bytes) {
-        if (staged) from = std::memcpy(staged + at, from, bytes);
-        uint8_t* const to = landing_.get() + at;
-        device_.copy_in(copies_.get(), to, from, bytes);
-        device_.ops().unfold(copies_.get(), to, rows(part, which, frame));
-        at += all[which++].landing_bytes();
-        sent += bytes;
-    };
-    const auto take = [&](const ExpertWeights& w) {
-        for (const ggml::Matrix* m : {&w.gate, &w.up, &w.down}) {
-            if (*m) copy(m->data, uint64_t(m->bytes()));
-        }
-        const float* const biases[] = {w.gate_bias, w.up_bias, w.down_bias};
-        for (size_t k = 3 - which; k < 3; k++) {
-            if (all[which].rows) {
-                copy(biases[k], all[which].ram_bytes());
-            } else {
-                which++;
+// One expert on its way: its parts land one after the other.
+class ExpertFrames::Sending {
+ public:
+    Sending(ExpertFrames& to, int32_t block, uint8_t* frame, uint8_t* staged)
+        : to_(to),
+          part_(to.part_of(block)),
+          all_(to.shape_.matrices[size_t(part_)]),
+          frame_(frame),
+          staged_(staged) {}
+
+    void send(const ExpertWeights& w) {
+        const float* biases[] = {w.gate_bias, w.up_bias, w.down_bias};
+        if (w.neurons) {
+            send_rows(*w.neurons);
+            biases[0] = w.neurons->gate_bias;
+            biases[1] = w.neurons->up_bias;
+            biases[2] = w.neurons->down_bias;
+        } else {
+            for (const ggml::Matrix* m : {&w.gate, &w.up, &w.down}) {
+                if (*m) unfold(m->data, uint64_t(m->bytes()));
             }
         }
-    };
-    return bring(block, take) ? sent : 0;
+        for (size_t k = 3 - which_; k < 3; k++) {
+            if (all_[which_].rows) {
+                unfold(biases[k], all_[which_].ram_bytes());
+            } else {
+                which_++;
+            }
+        }
+    }
+    uint64_t sent() const { return sent_; }
+
+ private:
+    // Where these bytes will be on the device.
+    uint8_t* land(const void* from, uint64_t bytes) {
+        if (staged_) from = std::memcpy(staged_ + at_, from, bytes);
+        uint8_t* const to = to_.landing_.get() + at_;
+        to_.device_.copy_in(to_.copies_.get(), to, from, bytes);
+        at_ += ggml::size_rounded_up(bytes, kAligned);
+        sent_ += bytes;
+        return to;
+    }
+    ggml::DeviceRows next() { return to_.rows(part_, which_++, frame_); }
+    void unfold(const void* from, uint64_t bytes) {
+        uint8_t* const landed = land(from, bytes);
+        to_.device_.ops().unfold(to_.copies_.get(), landed, next());
+    }
+    // Bundles come as they lie in RAM: rows of up and down that take turns cross once.
+    void send_rows(const ggml::Neurons& w) {
+        const uint8_t *from = nullptr, *landed = nullptr;
+        uint64_t bytes = 0;
+        for (const ggml::NeuronRows* rows : {&w.gate, &w.up, &w.down}) {
+            if (!*rows) continue;
+            const bool there = from && rows->data >= from && rows->data < from + bytes;
+            if (!there) {
+                from = rows->data;
+                bytes = uint64_t(w.n * rows->stride);
+                landed = land(from, bytes);
+            }
+            ggml::NeuronRows moved = *rows;
+            moved.data = landed + (rows->data - from);
+            to_.device_.ops().unfold_neurons(to_.copies_.get(), moved, next());
+        }
+    }
+
+    ExpertFrames& to_;
+    const int64_t part_;
+    const std::vector<FrameShape::Matrix>& all_;
+    uint8_t *const frame_, *const staged_;
+    size_t which_ = 0;  // of all_, comes next
+    uint64_t at_ = 0, sent_ = 0;
+};
+
+uint64_t ExpertFrames::send(int32_t block, uint8_t* frame, int slot, const Bring& bring) {
+    uint8_t* const staged = changes_ ? staging_.get() + uint64_t(slot) * shape_.staged : nullptr;
+    Sending sending(*this, block, frame, staged);
+    return bring(block, [&](const ExpertWeights& w) { sending.send(w); }) ? sending.sent() : 0;
 }
 
 uint64_t ExpertFrames::move(const std::function<bool(int32_t)>& ready, const Bring& bring) {

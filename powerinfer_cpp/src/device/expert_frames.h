@@ -15,6 +15,7 @@
 #include "ggml/device.h"
 #include "ggml/device_ops.h"
 #include "ggml/file_io.h"
+#include "ggml/neurons.h"
 #include "ggml/tensor.h"
 #include "storage/cache/card_experts.h"
 
@@ -34,12 +35,16 @@ struct FrameShape {
     // [parts]: gate, if there is one, up and down; and then a row of biases for each of them, of no
     // rows where it has none.
     std::vector<std::vector<Matrix>> matrices;
+    // [parts]: are its experts in neuron rows? Then each matrix has a row of n_embd for a neuron.
+    std::vector<bool> in_rows;
     // Have layers on the device experts? None of them may have a frame if the device has no
     // products for their format.
     bool needed = false;
     uint64_t staged = 0;  // bytes of an expert in RAM, at most
     bool visits = false;  // is there room for experts that come for a prompt?
 
+    // Without frames for experts in neuron rows: RAM does not have all of their neurons.
+    FrameShape without_rows() const;
     int64_t experts() const;  // that may have a frame
     int64_t experts(int32_t of_class) const;
     int64_t most_experts() const;  // of a part, of these
@@ -53,10 +58,12 @@ struct FrameShape {
 constexpr int kStagedExperts = 4;
 constexpr int kVisitors = 2;  // experts that come together, while as many others are computed
 
-// An expert in RAM: matrices, as strips or rows of floats, and biases; or none of them.
+// An expert in RAM: matrices, as strips or rows of floats, and biases; or rows of neurons with
+// theirs; or none of them.
 struct ExpertWeights {
     ggml::Matrix gate, up, down;
     const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
+    const ggml::Neurons* neurons = nullptr;
 };
 
 // Parts are feed-forward parts of the model by their index, and blocks are their experts, numbered
@@ -78,6 +85,9 @@ class ExpertFrames {
     // A product of the expert in frame 0: 0 for the gate or, without one, for up; and so on.
     // visitors: of those that visit().
     ggml::DeviceProduct product(int64_t part, size_t which, float* y, bool visitors = false) const;
+    // Are the experts of this part in neuron rows, and do these have gates?
+    bool in_rows(int64_t part) const { return shape_.in_rows[size_t(part)]; }
+    bool gated(int64_t part) const { return shape_.matrices[size_t(part)].size() == 6; }
     // Is this block there for the rows that are being computed?
     bool here(int32_t block) const { return table_[size_t(block)] >= 0; }
     // These may be asked at any time, also while rows are computed.
@@ -120,6 +130,7 @@ class ExpertFrames {
  private:
     uint8_t* frame_at(int64_t part, int32_t frame) const;
     ggml::DeviceRows rows(int64_t part, size_t which, uint8_t* frame) const;
+    class Sending;
     uint64_t send(int32_t block, uint8_t* frame, int slot, const Bring& bring);
     void publish_table(ggml::DeviceStream* stream);
     void enter(int32_t block, int32_t frame) {

@@ -145,7 +145,10 @@ void DeviceForward::count(const Pass& p) {
                          device_.info().id.c_str(), double(device_.longest_wait_ns()) / 1e9));
     }
     for (const FeedForward* part : model_.ffns) {
-        if (part->layer < first_ || part->layer >= c.n_layer || part->routed()) continue;
+        if (part->layer < first_ || part->layer >= c.n_layer) continue;
+        // Experts that are matrices were counted when they were chosen, of others only their rows.
+        const bool routed = part->routed();
+        if (routed && !on_.experts->in_rows(part->index)) continue;
         const size_t at = size_t(part->layer - first_) * 3;
         const auto did = [&](size_t k) { return int64_t(now[at + k] - counted_[at + k]); };
         const auto to_part = size_t(part->index);
@@ -156,7 +159,7 @@ void DeviceForward::count(const Pass& p) {
             to->computed += dense ? all : did(1);
             to->fired += dense ? all : did(2);
         }
-        p.counts.on_device[to_part].rows += p.work.batch.n;
+        if (!routed) p.counts.on_device[to_part].rows += p.work.batch.n;
     }
     p.counts.waited_for_cpu += now[waited] - counted_[waited];
     counted_ = std::move(now);
@@ -430,7 +433,8 @@ void DeviceForward::compute_cold(const Pass& p, int64_t i, const Kind& kind) {
 
 // Pairs of rows and experts that the device has computed.
 void DeviceForward::count_experts(const Pass& p, const FeedForward& part, int64_t pairs) {
-    const int64_t n = pairs * part.n_ff;
+    // Of neurons the device counts those that fire.
+    const int64_t n = part.blocks[0].neurons.n > 0 ? 0 : pairs * part.n_ff;
     for (auto* counts : {&p.counts.neurons, &p.counts.on_device}) {
         ggml::NeuronCounts& to = (*counts)[size_t(part.index)];
         to = {to.rows + pairs, to.proposed + n, to.computed + n, to.fired + n};
@@ -467,6 +471,10 @@ void DeviceForward::move_experts(const Pass& p) {
     const auto bring = [&](int32_t block, const ExpertFrames::Take& take) {
         const FeedForward& part = *model_.ffns[size_t(on_.experts->part_of(block))];
         const Ffn& f = part.blocks[size_t(block - part.first_block)];
+        if (f.neurons.n > 0) {
+            take(expert_weights(f));
+            return true;
+        }
         const NeuronSource::Matrices w = p.source.matrices(p.context, block, f, 0);
         take({w.gate, w.up, w.down, f.gate_bias, f.up_bias, f.down_bias});
         return true;

@@ -89,7 +89,7 @@ class DeviceSteps {
         on_.launch_route(router, *x_);
     }
     void feed(const FeedForward& f, float* y, const FeedForward* beside, float* y_beside) {
-        const bool by_neuron = f.blocks[0].neurons.n > 0;
+        const bool by_neuron = !f.routed() && f.blocks[0].neurons.n > 0;
         if (by_neuron) on_.launch_selection(layer_, *x_, kind_);
         launch_attention();
         if (f.routed()) {
@@ -463,14 +463,23 @@ void DeviceForward::launch_frames(const FeedForward& part, const DeviceInput& x,
                                   const ggml::DeviceFrames& frames, bool visitors) {
     DeviceScratch& s = scratch_;
     const ExpertFrames& experts = *on_.experts;
-    const bool gated = bool(part.blocks[0].gate);
+    const bool gated = experts.gated(part.index);
     const DeviceInput fired = s.expert_fired.as(s.choice.pairs(), part.n_ff);
     const DeviceProduct down = experts.product(part.index, gated ? 2 : 1, s.expert_out, visitors);
     DeviceProduct first[2] = {experts.product(part.index, 0, fired.x, visitors)};
     if (gated) first[1] = experts.product(part.index, 1, s.expert_up, visitors);
+    float* const up = gated ? s.expert_up : nullptr;
     ops_.matmul_experts(stream_.get(), x, s.choice, frames, first, gated ? 2 : 1);
+    if (experts.in_rows(part.index)) {
+        const ggml::Neurons& w = part.blocks[0].neurons;
+        ops_.expert_values(stream_.get(), w.act, activation_threshold(w, params_.sparse), s.choice,
+                           frames, int(part.n_ff), fired.x, up,
+                           s.counts + 3 * (part.layer - first_));
+        ops_.add_experts(stream_.get(), down.w, down.bias, s.choice, frames, fired.x, s.expert_out);
+        return;
+    }
     // Pairs whose experts are elsewhere have any values here; nobody reads them.
-    ops_.activation(stream_.get(), part.activation, fired, gated ? s.expert_up : nullptr);
+    ops_.activation(stream_.get(), part.activation, fired, up);
     ops_.matmul_experts(stream_.get(), fired, s.choice, frames, &down, 1);
 }
 
@@ -507,7 +516,7 @@ bool DeviceForward::visit_experts(const Pass& p, int64_t i, const FeedForward& p
     const auto bring = [&](int32_t block, const ExpertFrames::Take& take) {
         p.check_stop();
         const Ffn& f = part.blocks[size_t(block - part.first_block)];
-        take({f.gate, f.up, f.down, f.gate_bias, f.up_bias, f.down_bias});
+        take(expert_weights(f));
         return true;
     };
     p.counts.transferred += on_.experts->visit(

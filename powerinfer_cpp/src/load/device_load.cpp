@@ -87,7 +87,7 @@ void load_device_tables(Model& m) {
         const FeedForward& part = *m.ffns[size_t(on.experts->part_of(block))];
         const Ffn& f = part.blocks[size_t(block - part.first_block)];
         if (f.up.data == kElsewhere) return false;  // on the disk
-        take({f.gate, f.up, f.down, f.gate_bias, f.up_bias, f.down_bias});
+        take(expert_weights(f));
         return true;
     });
 }

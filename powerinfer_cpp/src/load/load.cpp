@@ -184,6 +184,11 @@ void leave_on_disk(Model& model, const pi_model_params& params) {
     }
     if (what == OnDisk::nothing) return;
     const bool opens = !params.session && total(model.plan.parts, Tier::ram) <= limit;
+    FrameShape frames;
+    if (model.device) {
+        frames = model.device->frames;
+        if (what == OnDisk::neurons) model.device->frames = frames.without_rows();
+    }
     // What a budget limits is read, not mapped.
     plan_memory(model, false, what);
     StoragePlan storage =
@@ -193,6 +198,7 @@ void leave_on_disk(Model& model, const pi_model_params& params) {
     if (blocks && helps) model.anyway = storage;
     const bool wanted = !blocks || (params.mmap_anyway && storage.least <= limit);
     if (!helps || !wanted || (storage.least > limit && opens)) {
+        if (model.device) model.device->frames = frames;
         plan_memory(model, params.use_mmap, OnDisk::nothing);
         return;
     }

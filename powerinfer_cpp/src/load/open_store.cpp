@@ -117,7 +117,7 @@ std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& p
         checksums.resize(size_t(f.neurons.n));
         m.file.files[size_t(f.stored.crc_file)]->read(f.stored.crc_offset, checksums.data(),
                                                       checksums.size() * sizeof(checksums[0]));
-        const std::vector<int32_t> rows = stored_rows(m, f, part.layer);
+        const std::vector<int32_t> rows = stored_rows(m, f, part);
         for (size_t i = 0; i < rows.size(); i++) {
             std::copy_n(checksums[size_t(rows[i])].data(), 2, store->checksums(block) + 2 * i);
         }

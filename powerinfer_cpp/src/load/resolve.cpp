@@ -117,6 +117,10 @@ bool WeightSpec::suits_device() const {
     });
 }
 
+bool WeightSpec::expert_rows() const {
+    return by_neuron() && of && of->routed();
+}
+
 bool WeightSpec::of_head() const {
     return part == Part::head || name.rfind("output_norm", 0) == 0 ||
            name.rfind("token_embd_norm", 0) == 0;

@@ -152,4 +152,10 @@ struct Model {
                                              const pi_model_params& params);
 };
 
+// An expert as it goes to a device.
+inline ExpertWeights expert_weights(const Ffn& f) {
+    if (f.neurons.n > 0) return {{}, {}, {}, nullptr, nullptr, nullptr, &f.neurons};
+    return {f.gate, f.up, f.down, f.gate_bias, f.up_bias, f.down_bias};
+}
+
 }  // namespace powerinfer

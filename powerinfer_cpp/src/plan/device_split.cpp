@@ -33,7 +33,7 @@ class Chooser {
             if (const auto* v = std::get_if<Vector>(&w.target)) vectors_.emplace(v->to, &w);
             const int64_t layer = layer_of(w.name);
             if (layer < 0) continue;
-            if (w.chosen || w.expert_bias) continue;
+            if (w.chosen || w.expert_rows() || w.expert_bias) continue;
             if (w.by_neuron()) {
                 for (const DeviceMatrix& matrix : w.device_matrices()) {
                     rows_[size_t(layer)].push_back(matrix);
@@ -161,8 +161,12 @@ class Chooser {
 
 // Experts of a mixture that a device has operators for.
 bool has_frames(const Model& m, const FeedForward& part, int64_t first) {
-    if (!part.routed() || part.layer < first || part.layer >= m.config.n_layer) return false;
-    return part.blocks[0].neurons.n == 0;
+    return part.routed() && part.layer >= first && part.layer < m.config.n_layer;
+}
+
+// Is it weights of the first expert of a part?
+bool of_first_expert(const WeightSpec& w) {
+    return w.expert_rows() ? w.row0 == 0 : w.chosen && w.block == 0;
 }
 
 // Which matrices of an expert have biases: gate, up, down.
@@ -176,7 +180,10 @@ class ExpertBiases {
     std::vector<bool> of(const FeedForward& part) const {
         const Ffn& f = part.blocks[0];
         std::vector<bool> found;
-        for (const float* const* bias : {&f.gate_bias, &f.up_bias, &f.down_bias}) {
+        const ggml::Neurons& rows = f.neurons;
+        const float* const* const of_rows[] = {&rows.gate_bias, &rows.up_bias, &rows.down_bias};
+        const float* const* const of_matrices[] = {&f.gate_bias, &f.up_bias, &f.down_bias};
+        for (const float* const* bias : rows.n > 0 ? of_rows : of_matrices) {
             found.push_back(there_.count(bias) > 0);
         }
         return found;
@@ -259,15 +266,23 @@ FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes,
     FrameShape shape;
     std::vector<bool> stay;  // classes: of experts that stay with the CPU
     shape.matrices.resize(m.ffns.size());
+    shape.in_rows.resize(m.ffns.size());
     shape.card.class_of.assign(m.ffns.size(), -1);
     for (const FeedForward* part : m.ffns) shape.card.before.push_back(part->first_block);
     shape.card.before.push_back(m.n_blocks());
     std::vector<bool> suits(m.ffns.size(), true);
     for (const WeightSpec& w : m.weights) {
-        if (!w.chosen || w.block != 0 || !has_frames(m, *w.of, first)) continue;
+        if (!of_first_expert(w) || !has_frames(m, *w.of, first)) continue;
+        const auto i = size_t(w.of->index);
         shape.needed = true;
-        shape.matrices[size_t(w.of->index)].push_back({w.tensor->type, w.rows, w.cols});
-        if (!w.suits_device()) suits[size_t(w.of->index)] = false;
+        shape.in_rows[i] = w.expert_rows();
+        for (const DeviceMatrix& matrix : w.device_matrices()) {
+            shape.matrices[i].push_back({matrix.type, w.rows, matrix.cols});
+            if (w.expert_rows() && !ggml::has_neuron_experts(matrix.type, matrix.cols)) {
+                suits[i] = false;
+            }
+        }
+        if (!w.suits_device()) suits[i] = false;
     }
     // A row of each matrix's biases, where there are any.
     const ExpertBiases biases(m);
@@ -276,7 +291,10 @@ FrameShape frame_shape(const Model& m, int64_t first, uint64_t bytes,
         if (matrices.empty() || !suits[i]) continue;
         const std::vector<bool> biased = biases.of(*m.ffns[i]);
         for (size_t k = 0, n = matrices.size(); k < n; k++) {
-            matrices.push_back({ggml::DType::F32, biased[k + 3 - n], matrices[k].rows});
+            // A row of down is what a neuron sends to each column.
+            const bool by_neuron = shape.in_rows[i] && k + 1 == n;
+            const int64_t values = by_neuron ? matrices[k].cols : matrices[k].rows;
+            matrices.push_back({ggml::DType::F32, biased[k + 3 - n], values});
         }
         uint64_t frame = 0, in_ram = 0;
         for (FrameShape::Matrix& matrix : matrices) {

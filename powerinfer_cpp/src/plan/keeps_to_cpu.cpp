@@ -26,7 +26,9 @@ KeptToCpu::KeptToCpu(const Model& model) : model_(model) {
     for (const WeightSpec& w : model.weights) {
         if (const auto* v = std::get_if<Vector>(&w.target)) given_.insert(v->to);
         if (const auto* product = std::get_if<Product>(&w.target)) given_.insert(product->to);
-        if (w.suits_device() || w.chosen) continue;  // experts may stay with the CPU
+        if (const auto* signs = std::get_if<Signs>(&w.target)) given_.insert(signs->to);
+        // Experts may stay with the CPU.
+        if (w.suits_device() || w.chosen || w.expert_rows()) continue;
         if (w.of_head() && head_.empty()) head_ = without_operator(w.name);
         unsuited_.emplace(layer_of(w.name), w.name);
     }
@@ -66,7 +68,6 @@ std::string KeptToCpu::reason(const Router& router) const {
 std::string KeptToCpu::reason(const FeedForward& ffn) const {
     const auto& [n_ff, n_used, blocks, share, width, narrow, widen, activation, xielu, norms_values,
                  norm_eps, sparse_threshold, recall, layer, index, first_block, first_neuron] = ffn;
-    if (n_used > 0 && blocks[0].neurons.n > 0) return "experts in neuron rows keep to the CPU";
     // The others have other operators for neuron rows.
     if (activation == ggml::Activation::swiglu_oai && blocks[0].neurons.n > 0) {
         return "neuron rows with the activation swiglu_oai keep to the CPU";
@@ -82,6 +83,10 @@ std::string KeptToCpu::reason(const FeedForward& ffn) const {
                                       up_scale, down_scale, value_norm, gates, bundle, neurons,
                                       stored, fc1, fc2, signs, sketch_offset, rate, unpredicted] =
             block;
+        // Whom they mask is not known to the operators of experts.
+        if (n_used > 0 && (has(fc1) || has(signs))) {
+            return "experts with predictors keep to the CPU";
+        }
         for (const float* const* factor : {&gate_scale, &up_scale, &down_scale}) {
             if (has(*factor) && n_used > 0) return "experts' products with a scale keep to the CPU";
         }
@@ -129,9 +134,9 @@ std::string KeptToCpu::layer(int64_t layer) const {
         if (std::string why = reason(part); !why.empty()) return why;
         const auto* const ffn = std::get_if<FeedForward>(&part.op);
         n_ffn += ffn != nullptr;
-        in_rows += ffn && ffn->blocks[0].neurons.n > 0;
+        in_rows += ffn && !ffn->routed() && ffn->blocks[0].neurons.n > 0;
     }
-    if (in_rows && n_ffn > 1) return "experts in neuron rows keep to the CPU";
+    if (in_rows && n_ffn > 1) return "neuron rows beside experts keep to the CPU";
     const auto unsuited = unsuited_.find(layer);
     return unsuited == unsuited_.end() ? "" : without_operator(unsuited->second);
 }

@@ -83,7 +83,7 @@ Division::Division(const Model& m, int32_t sparse, bool predicted, const StoreSh
     double gate = 0, up_down = 0, chosen = 0;
     std::vector<double> of_pages;
     for_blocks(m, [&](const Ffn& f, const FeedForward& part) {
-        const std::vector<int32_t> rows = stored_rows(m, f, part.layer);
+        const std::vector<int32_t> rows = stored_rows(m, f, part);
         if (rows.empty()) return;
         std::vector<int32_t> some;
         for (size_t i = size_t(step / 2) % rows.size(); i < rows.size(); i += size_t(step)) {

@@ -2,9 +2,11 @@
 
 namespace powerinfer {
 
-std::vector<int32_t> stored_rows(const Model& m, const Ffn& f, int64_t layer) {
+std::vector<int32_t> stored_rows(const Model& m, const Ffn& f, const FeedForward& part) {
     std::vector<int32_t> rows;
-    const bool shared = m.device && m.device->split.has(layer);
+    // The rows of experts are not shared out: whole experts are copied to a device.
+    const int64_t layer = part.layer;
+    const bool shared = m.device && m.device->split.has(layer) && !part.routed();
     if (shared && !m.device->split.splits(layer)) return rows;
     for (int32_t i = 0; i < int32_t(f.neurons.n); i++) {
         if (!shared || m.device->split.slot[size_t(layer)][size_t(i)] < 0) rows.push_back(i);

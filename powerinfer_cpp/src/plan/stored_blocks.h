@@ -18,8 +18,9 @@ void for_blocks(const Model& m, const F& use) {
     }
 }
 
-// The neurons of a block that the device does not have, ascending: those that the store has.
-std::vector<int32_t> stored_rows(const Model& model, const Ffn& block, int64_t layer);
+// The neurons of a block of `part` that the device does not have, ascending: those that the store
+// has.
+std::vector<int32_t> stored_rows(const Model& model, const Ffn& block, const FeedForward& part);
 
 // Where the file has the predictors of experts.
 std::vector<StoredPage> stored_predictors(const Model& model);

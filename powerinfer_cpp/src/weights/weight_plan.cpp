@@ -31,7 +31,7 @@ class Sums {
 
 bool wanted_on_device(const WeightSpec& w, const DeviceSplit& split) {
     // Experts come and go (device/expert_frames.h).
-    if (w.chosen || w.expert_bias) return false;
+    if (w.chosen || w.expert_rows() || w.expert_bias) return false;
     const int64_t layer = layer_of(w.name);
     if (layer >= 0) return split.has(layer) && !w.stays_in_ram();
     return split.head && w.of_head();

@@ -123,6 +123,8 @@ struct WeightSpec {
     bool suits_device() const;
     // Is it rows of neurons, which RAM and a device may share out?
     bool by_neuron() const { return is<NeuronPart>() || is<WholeBundle>() || is<StoredBundle>(); }
+    // Is it rows of neurons of experts, which a router chooses?
+    bool expert_rows() const;
     // Is it a part of an expert's predictor, which is needed when a row chooses the expert?
     bool by_expert() const {
         return part == Part::predictor && shape.size() == 3 && (is<Product>() || is<Signs>());

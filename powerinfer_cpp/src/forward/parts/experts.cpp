@@ -272,6 +272,25 @@ void neuron_experts(const Pass& p, const FeedForward& part, const float* x, floa
     });
 }
 
+// For a device: y[pairs[i]] = what the expert of the i-th chosen row gives for it. None of these
+// has a predictor (plan/keeps_to_cpu.cpp), and nobody records what fires.
+void answer_neurons(const Pass& p, const FeedForward& part, ggml::SharedInput& x,
+                    const int32_t* pairs, float* y) {
+    const MixtureRows& b = p.work.mixture;
+    const int64_t width = width_of(p, part);
+    p.work.neurons.scratch.computed = nullptr;
+    p.work.neurons.scratch.values = nullptr;
+    for_chosen(p, part, 0, [&](const BlockRows& in) {
+        ggml::gather_rows(p.context, x.x(), in.rows, in.n, width, b.gathered);
+        ggml::Neurons neurons = in.w().neurons;
+        neurons.threshold = activation_threshold(neurons, p.params.sparse);
+        const ggml::NeuronMask mask;
+        compute_neurons(p, {part, in.expert, neurons, b.gathered, in.n, mask}, b.out);
+        const int32_t* const to = pairs + b.chosen.first[in.expert];
+        for (int64_t i = 0; i < in.n; i++) std::copy_n(b.out + i * width, width, y + to[i] * width);
+    });
+}
+
 }  // namespace
 
 void route(const Pass& p, const Router& router, ggml::SharedInput& x) {
@@ -326,6 +345,7 @@ void answer_experts(const Pass& p, const FeedForward& part, const int32_t* chose
     }
     for (int64_t e = n_expert; e > 0; e--) first[e] = first[e - 1];
     first[0] = 0;
+    if (part.blocks[0].neurons.n) return answer_neurons(p, part, x, pairs, y);
     Groups(p, part, x, pairs).run(y, {});
 }
 

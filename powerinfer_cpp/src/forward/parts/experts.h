@@ -26,7 +26,7 @@ void request_experts(const Pass& p, const FeedForward& part);
 void mixture(const Pass& p, const FeedForward& part, ggml::SharedInput& x, float* y,
              const Beside& beside);
 
-// Of experts that are matrices, for a device that computes the others: y[i] = ffn(expert, its row
+// For a device that computes the other experts: y[i] = ffn(expert, its row
 // of x) for each pair i of a row and one of its experts that wanted(expert) says. chosen: [rows,
 // n_used], the pairs' experts; y: [rows * n_used, width].
 void answer_experts(const Pass& p, const FeedForward& part, const int32_t* chosen,
