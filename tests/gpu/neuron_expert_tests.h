@@ -104,6 +104,30 @@ class NeuronExperts {
               int64_t(found[2]) == counted.fired);
     }
 
+    // One of them for all rows, without a table.
+    void test_alone(int n_rows) const {
+        const Activations x(normal(n_rows * s_.cols), n_rows);
+        ops.quantise(stream(), x.device);
+        const Array<float> h(size_t(n_rows * s_.n)), up(size_t(n_rows * s_.n)),
+            y(size_t(n_rows * s_.cols));
+        const int e = 3;  // in frame 0
+        DeviceProduct first[2] = {product(s_.gated ? 0 : 1, h.get()), product(1, up.get())};
+        ops.matmul(stream(), x.device, first, s_.gated ? 2 : 1);
+        DeviceChoice all;
+        all.rows = n_rows, all.n_used = 1;
+        ops.expert_values(stream(), s_.act, s_.threshold, all, {}, int(s_.n), h.get(),
+                          s_.gated ? up.get() : nullptr, nullptr);
+        const DeviceProduct down = product(2, nullptr);
+        ops.add_experts(stream(), down.w, down.bias, all, {}, h.get(), y.get());
+        Floats expected;
+        NeuronCounts counted;
+        for (int t = 0; t < n_rows; t++) {
+            const Floats one = on_cpu(e, x, t, counted);
+            expected.insert(expected.end(), one.begin(), one.end());
+        }
+        CHECK(like_the_cpus(noted(y.read()), expected, 2e-3));
+    }
+
  private:
     DeviceProduct product(int m, float* y) const {
         DeviceProduct p{rows_[m][0]->weights.device, y};
@@ -152,7 +176,9 @@ inline void test_neuron_experts() {
         for (int64_t cols : {64, 256, 288, 2048}) {
             if (!has_neuron_experts(type, cols)) continue;
             if (cols == 2048 && info(type).block < kQK && !full_circle()) continue;
-            NeuronExperts({type, type, cols == 64 ? 500 : 72, cols}).test(3);
+            const NeuronExperts experts({type, type, cols == 64 ? 500 : 72, cols});
+            experts.test(3);
+            experts.test_alone(cols == 288 ? 20 : 2);
         }
     }
     for (Activation act : {Activation::relu2, Activation::silu, Activation::drelu, Activation::gelu,

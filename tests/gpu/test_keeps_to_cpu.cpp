@@ -89,7 +89,7 @@ void test_scores_and_rotations() {
     CHECK(says(keeps_to_cpu(*model, 0), "neuron rows whose values are normed"));
 }
 
-// Experts in neuron rows are there, unless they have predictors, or other neuron rows beside them.
+// Experts in neuron rows are there, and what stands beside them, unless they have predictors.
 void test_experts_in_rows() {
     Shape shape;
     shape.n_expert = 8, shape.down_t = true, shape.activation = "relu";
@@ -98,7 +98,9 @@ void test_experts_in_rows() {
     LayerPart beside = rows->layers[0].parts.back();
     std::get<FeedForward>(beside.op).n_used = 0;
     rows->layers[0].parts.push_back(beside);
-    CHECK(says(keeps_to_cpu(*rows, 0), "neuron rows beside experts"));
+    CHECK(keeps_to_cpu(*rows, 0).empty());
+    std::get<FeedForward>(rows->layers[0].parts[rows->layers[0].parts.size() - 2].op).n_used = 0;
+    CHECK(says(keeps_to_cpu(*rows, 0), "several feed-forward parts in neuron rows"));
     for (bool sketch : {false, true}) {
         shape.predictor_rank = sketch ? 0 : 32;
         shape.sketch = sketch;

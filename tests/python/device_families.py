@@ -63,8 +63,6 @@ EXPERTS_IN_ROWS = ("mixtral", "gpt-oss", "qwen3-moe", "mamba:nemotron-moe")
 
 # What keeps a part on the CPU, as the engine says it, of those that are not wholly on a device.
 KEPT: dict[str, str] = {
-    **{f"rows:{name}": "experts in neuron rows keep to the CPU" for name in EXPERTS_IN_ROWS},
-    "turbosparse": "experts in neuron rows keep to the CPU",
     "rows:bitnet": "neuron rows whose values are normed keep to the CPU",
 }
 
@@ -95,8 +93,8 @@ OPERATORS = {
     "route": "glm4-moe",
     "choose_all": "deepseek-v3",
     "matmul_experts": "glm4-moe",
-    "expert_values": "test_device_ops.cpp",
-    "add_experts": "test_device_ops.cpp",
+    "expert_values": "rows:mixtral",
+    "add_experts": "rows:mixtral",
     "publish_experts": "glm4-moe",
     "merge_experts": "glm4-moe",
     "convolve": "lfm2",
@@ -107,7 +105,7 @@ OPERATORS = {
     "copy_heads": "qwen3-next",
     "keep_rows": "lfm2",
     "unfold": "on_simt.py",
-    "unfold_neurons": "test_device_ops.cpp",
+    "unfold_neurons": "rows:mixtral",
     "flag_rounds": "test_flags.cpp",
 }
 # Kernels of operators that have other names than these.

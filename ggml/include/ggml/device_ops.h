@@ -71,7 +71,8 @@ struct DeviceProduct {
     const float* bias = nullptr;   // [w.rows]
     const float* scale = nullptr;  // [1], or null for 1; not of experts
     int64_t y_row = 0;             // floats between rows of y; 0: w.rows
-    // Of experts in neuron rows, whose products the CPU adds in an order of their own.
+    // Of experts in neuron rows or what stands beside them, whose products the CPU adds in an order
+    // of their own.
     bool of_neurons = false;
 };
 

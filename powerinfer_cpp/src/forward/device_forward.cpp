@@ -68,7 +68,7 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
     mark_cold_rows();
     stream_ = {device_, device_.new_stream()};
     device_.zero(stream_.get(), scratch_.arrived, uint64_t(n) * sizeof(uint32_t));
-    counted_.resize(size_t(n) * 3 + 2);
+    counted_.resize(model.ffns.size() * 3 + 2);
     device_.zero(stream_.get(), scratch_.counts, counted_.size() * sizeof(counted_[0]));
     // What is between the states of layers is saved with them.
     device_.zero(stream_.get(), state_memory_.get(), state_memory_.size());
@@ -149,7 +149,7 @@ void DeviceForward::count(const Pass& p) {
         // Experts that are matrices were counted when they were chosen, of others only their rows.
         const bool routed = part->routed();
         if (routed && !on_.experts->in_rows(part->index)) continue;
-        const size_t at = size_t(part->layer - first_) * 3;
+        const size_t at = size_t(part->index) * 3;
         const auto did = [&](size_t k) { return int64_t(now[at + k] - counted_[at + k]); };
         const auto to_part = size_t(part->index);
         const int64_t all = p.work.batch.n * part->n_ff;

@@ -125,6 +125,10 @@ class DeviceForward : public DeviceKv {
     bool visits(const FeedForward& part, const Kind& kind) const;
     bool visit_experts(const Pass& p, int64_t i, const FeedForward& part,
                        const ggml::DeviceInput& x, const Kind& kind);
+    void launch_values(const FeedForward& part, const ggml::DeviceChoice& pairs,
+                       const ggml::DeviceFrames& frames, float* h, const float* up,
+                       const ggml::DeviceProduct& down);
+    void launch_whole_rows(const FeedForward& part, const ggml::DeviceInput& x, float* y);
     void launch_matrices(const FeedForward& part, const ggml::DeviceInput& x, float* y);
     void weigh(const FeedForward& part, const ggml::DeviceInput& x, float* y);
     void launch_embedding(int64_t i, const LayerEmbedding& e, const ggml::DeviceInput& x, float* y);
@@ -161,6 +165,8 @@ class DeviceForward : public DeviceKv {
     void launch_products(const ggml::DeviceInput& x,
                          std::initializer_list<ggml::DeviceProduct> products);
     // A product with weights that the device finds by the addresses of their members in Model.
+    ggml::DeviceProduct product(const ggml::NeuronRows& w, float* y,
+                                const float* const& bias) const;
     ggml::DeviceProduct product(const ggml::Matrix& w, float* y) const;
     ggml::DeviceProduct product(const ggml::Matrix& w, float* y, const float* const& bias,
                                 const float* const& scale) const;
@@ -173,6 +179,10 @@ class DeviceForward : public DeviceKv {
     // block.
     const FeedForward& ffn(int64_t i) const { return *model_.ffn_of(i); }
     int32_t first_block(int64_t i) const { return ffn(i).number(0); }
+    // Where the device counts the neurons of a part.
+    unsigned long long* counts_of(const FeedForward& part) const {
+        return scratch_.counts + 3 * part.index;
+    }
     int n_embd() const { return int(model_.config.n_embd); }
     // May the CPU compute neurons or experts of layer i for these rows?
     bool cpu_has_part(int64_t i, const Kind& kind) const;

@@ -89,7 +89,8 @@ class DeviceSteps {
         on_.launch_route(router, *x_);
     }
     void feed(const FeedForward& f, float* y, const FeedForward* beside, float* y_beside) {
-        const bool by_neuron = !f.routed() && f.blocks[0].neurons.n > 0;
+        const bool in_rows = !f.routed() && f.blocks[0].neurons.n > 0;
+        const bool by_neuron = in_rows && !on_.model_.beside_experts(f);
         if (by_neuron) on_.launch_selection(layer_, *x_, kind_);
         launch_attention();
         if (f.routed()) {
@@ -99,6 +100,8 @@ class DeviceSteps {
         } else if (by_neuron) {
             on_.launch_neurons(p_, layer_, *x_, y, kind_, mode_);
             on_.weigh(f, *x_, y);
+        } else if (in_rows) {
+            on_.launch_whole_rows(f, *x_, y);
         } else {
             on_.launch_matrices(f, *x_, y);
         }
@@ -344,7 +347,7 @@ ggml::DeviceNeurons DeviceForward::gpu_neurons(int64_t i) const {
 
 ggml::DeviceFfnScratch DeviceForward::ffn_scratch(int64_t i) const {
     ggml::DeviceFfnScratch scratch = scratch_.ffn;
-    scratch.counts = scratch_.counts + 3 * (i - first_);
+    scratch.counts = counts_of(ffn(i));
     return scratch;
 }
 
@@ -471,12 +474,7 @@ void DeviceForward::launch_frames(const FeedForward& part, const DeviceInput& x,
     float* const up = gated ? s.expert_up : nullptr;
     ops_.matmul_experts(stream_.get(), x, s.choice, frames, first, gated ? 2 : 1);
     if (experts.in_rows(part.index)) {
-        const ggml::Neurons& w = part.blocks[0].neurons;
-        ops_.expert_values(stream_.get(), w.act, activation_threshold(w, params_.sparse), s.choice,
-                           frames, int(part.n_ff), fired.x, up,
-                           s.counts + 3 * (part.layer - first_));
-        ops_.add_experts(stream_.get(), down.w, down.bias, s.choice, frames, fired.x, s.expert_out);
-        return;
+        return launch_values(part, s.choice, frames, fired.x, up, down);
     }
     // Pairs whose experts are elsewhere have any values here; nobody reads them.
     ops_.activation(stream_.get(), part.activation, fired, up);

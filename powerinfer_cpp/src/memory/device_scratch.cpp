@@ -58,8 +58,9 @@ DeviceScratch::DeviceScratch(Carver& carver, const Model& model, const pi_sessio
     const Config& c = model.config;
     const LargestSizes sizes = largest_sizes(model.layers);
     carver.take(arrived, {n_layers});
-    carver.take(counts, {n_layers * 3 + 2});
-    waited = counts ? counts + n_layers * 3 : nullptr;
+    const auto n_counts = int64_t(model.ffns.size()) * 3;
+    carver.take(counts, {n_counts + 2});
+    waited = counts ? counts + n_counts : nullptr;
     late = waited ? waited + 1 : nullptr;
     for (const Rope& rope : c.ropes) carver.take(frequency.emplace_back(), {rope.n_rot / 2});
 

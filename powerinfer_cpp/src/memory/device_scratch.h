@@ -49,7 +49,7 @@ struct DeviceScratch {
 
     // What stays from call to call, at the same place for every number of rows.
     uint32_t* arrived = nullptr;  // [n_layers]
-    // [n_layers, 3], see DeviceFfnScratch; then `waited` and `late`.
+    // [feed-forward parts, 3], see DeviceFfnScratch; then `waited` and `late`.
     unsigned long long* counts = nullptr;
     unsigned long long *waited = nullptr, *late = nullptr;  // [1], see DeviceExchange
     std::vector<double*> frequency;                         // of each table of RoPE: [n_rot / 2]

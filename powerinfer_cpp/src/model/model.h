@@ -103,6 +103,10 @@ struct Model {
     const FeedForward* ffn_of(int64_t layer) const;
     // The same of a layer that has one. Throws Error(unsupported) if it has none.
     const FeedForward& only_ffn(int64_t layer) const;
+    // Does it stand beside experts, as a shared one that every row computes?
+    bool beside_experts(const FeedForward& part) const {
+        return !part.routed() && ffn_of(part.layer)->routed();
+    }
     // The next feed-forward part; or null.
     const FeedForward* ffn_after(const FeedForward& part) const {
         const auto next = size_t(part.index) + 1;

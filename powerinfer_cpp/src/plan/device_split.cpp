@@ -34,7 +34,7 @@ class Chooser {
             const int64_t layer = layer_of(w.name);
             if (layer < 0) continue;
             if (w.chosen || w.expert_rows() || w.expert_bias) continue;
-            if (w.by_neuron()) {
+            if (w.by_neuron() && !m.beside_experts(*w.of)) {
                 for (const DeviceMatrix& matrix : w.device_matrices()) {
                     rows_[size_t(layer)].push_back(matrix);
                 }

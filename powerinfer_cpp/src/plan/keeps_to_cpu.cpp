@@ -20,6 +20,15 @@ std::string without_operator(const std::string& tensor) {
     return "there is no operator on the device for tensor \"" + tensor + "\"";
 }
 
+// Has a device products for these weights? What stands beside experts has their operators.
+bool suits(const Model& model, const WeightSpec& w) {
+    if (!w.by_neuron() || !w.of || !model.beside_experts(*w.of)) return w.suits_device();
+    const std::vector<DeviceMatrix> all = w.device_matrices();
+    return std::all_of(all.begin(), all.end(), [](const DeviceMatrix& m) {
+        return ggml::has_neuron_experts(m.type, m.cols);
+    });
+}
+
 }  // namespace
 
 KeptToCpu::KeptToCpu(const Model& model) : model_(model) {
@@ -28,7 +37,7 @@ KeptToCpu::KeptToCpu(const Model& model) : model_(model) {
         if (const auto* product = std::get_if<Product>(&w.target)) given_.insert(product->to);
         if (const auto* signs = std::get_if<Signs>(&w.target)) given_.insert(signs->to);
         // Experts may stay with the CPU.
-        if (w.suits_device() || w.chosen || w.expert_rows()) continue;
+        if (suits(model, w) || w.chosen || w.expert_rows()) continue;
         if (w.of_head() && head_.empty()) head_ = without_operator(w.name);
         unsuited_.emplace(layer_of(w.name), w.name);
     }
@@ -129,14 +138,19 @@ std::string KeptToCpu::reason(const LayerPart& part) const {
 std::string KeptToCpu::layer(int64_t layer) const {
     const auto& [parts, scale, hidden] = model_.layers[size_t(layer)];
     if (hidden) return "layers that guess tokens keep to the CPU";
-    int n_ffn = 0, in_rows = 0;
+    int n_ffn = 0, in_rows = 0, routed = 0, predicted = 0;
     for (const LayerPart& part : parts) {
         if (std::string why = reason(part); !why.empty()) return why;
         const auto* const ffn = std::get_if<FeedForward>(&part.op);
         n_ffn += ffn != nullptr;
-        in_rows += ffn && !ffn->routed() && ffn->blocks[0].neurons.n > 0;
+        if (!ffn) continue;
+        routed += ffn->routed();
+        in_rows += !ffn->routed() && ffn->blocks[0].neurons.n > 0;
+        predicted += has(ffn->blocks[0].fc1) || has(ffn->blocks[0].signs);
     }
-    if (in_rows && n_ffn > 1) return "neuron rows beside experts keep to the CPU";
+    if (in_rows && n_ffn > 1 && (!routed || predicted)) {
+        return "several feed-forward parts in neuron rows keep to the CPU";
+    }
     const auto unsuited = unsuited_.find(layer);
     return unsuited == unsuited_.end() ? "" : without_operator(unsuited->second);
 }

@@ -196,7 +196,7 @@ std::string keeps_to_ram(const Model& m) {
     if (!m.config.neuron_aware) return "the file has no neuron rows (ffn_down_t)";
     std::string why = "the device has all neurons";
     for_blocks(m, [&](const Ffn& f, const FeedForward& part) {
-        if (f.neurons.n && m.device_neurons(part.layer) < f.neurons.n) why.clear();
+        if (!stored_rows(m, f, part).empty()) why.clear();
     });
     int32_t file = -1;
     for_blocks(m, [&](const Ffn& f, const FeedForward&) {
@@ -235,7 +235,7 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     bool equal = true;  // blocks
     for_blocks(m, [&](const Ffn& f, const FeedForward& part) {
         // Of matrices, which stay in memory, there are none.
-        const int64_t n = f.neurons.n ? f.neurons.n - m.device_neurons(part.layer) : 0;
+        const auto n = f.neurons.n ? int64_t(stored_rows(m, f, part).size()) : 0;
         equal = equal && (shape.n_blocks == 0 || n == shape.n);
         shape.n_blocks++;
         shape.n = std::max(shape.n, int32_t(n));

@@ -336,6 +336,7 @@ int cold_pairs(const DeviceChoice& choice, const DeviceFrames& frames) {
 // The bytes of the experts that are here, each once, whatever rows choose it.
 void read_experts(DeviceStream* stream, const DeviceChoice& choice, const DeviceFrames& frames,
                   double bytes) {
+    if (!frames.frame) return put(stream, 1, bytes);
     of(stream).put(1, [=](Timeline& t) {
         std::vector<int32_t> here;
         for (int i = 0; i < choice.pairs(); i++) {

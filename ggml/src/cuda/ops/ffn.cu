@@ -228,9 +228,9 @@ __global__ void down_kernel(DeviceNeurons w, DeviceLists lists, const float* h, 
 
 constexpr int kValues = 256;  // of a block
 
-// The frame of the expert of a pair; -1: it is not here.
+// The frame of the expert of a pair; -1: it is not here. Without a table there is one for all.
 __device__ inline int frame_of(const DeviceChoice& choice, const DeviceFrames& frames, int pair) {
-    return frames.frame[choice.expert[pair]];
+    return !frames.frame ? 0 : frames.frame[choice.expert[pair]];
 }
 
 // Block (x, y): neurons [256 x, 256 x + 256) of pair y. w: their activation.
@@ -300,7 +300,8 @@ __global__ void __launch_bounds__(kSumThreads)
     add_experts_kernel(DeviceRows w, const float* bias, DeviceChoice choice, DeviceFrames frames,
                        const float* h, float* y) {
     GGML_SHARED(float, shared, int(kSegments) * kSumRow);
-    const int pair = choice.pair[blockIdx.y], frame = frame_of(choice, frames, pair);
+    const int pair = frames.frame ? choice.pair[blockIdx.y] : int(blockIdx.y);
+    const int frame = frame_of(choice, frames, pair);
     if (frame < 0) return;  // a whole block
     const int thread = int(threadIdx.x), first = int(blockIdx.x) * kSumColumns;
     const int segment = thread / kSumGroups, group = thread % kSumGroups, c0 = first + group * kQ;

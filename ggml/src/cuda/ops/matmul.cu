@@ -92,6 +92,11 @@ __global__ void folded_kernel(DeviceInput x, SameInput products, Mixture mixture
     p.y[share.rows.y(0) * p.y_row + n] = sum + (share.bias ? share.bias[n] : 0.0f);
 }
 
+bool is_folded(const SameInput& products) {
+    const DeviceProduct& p = products.p[0];
+    return p.of_neurons && can_fold(p.w.type, p.w.cols);
+}
+
 void launch_folded(DeviceStream* stream, const DeviceInput& x, const SameInput& products, int n,
                    const Mixture& mixture, int pairs) {
     int rows = 0;
@@ -130,8 +135,9 @@ void launch_few(DeviceStream* stream, const DeviceInput& x, const SameInput& pro
 
 void matmul(DeviceStream* stream, const DeviceInput& x, const DeviceProduct* products, int n) {
     const auto launch_them = x.rows >= kDeviceTileRows ? launch_tiles : launch_few;
-    by_type(products, n,
-            [&](const SameInput& same, int count) { launch_them(stream, x, same, count, {}, 0); });
+    by_type(products, n, [&](const SameInput& same, int count) {
+        (is_folded(same) ? launch_folded : launch_them)(stream, x, same, count, {}, x.rows);
+    });
 }
 
 // Of a mixture's experts with the rows that chose them, by the same kernels.
@@ -149,9 +155,7 @@ void matmul_experts(DeviceStream* stream, const DeviceInput& x, const DeviceChoi
     // Where experts have two rows on average, reading each of them once pays for tiles.
     const auto launch_them = pairs >= 2 * choice.n_expert ? launch_tiles : launch_few;
     by_type(products, n, [&](const SameInput& same, int count) {
-        const DeviceProduct& p = same.p[0];
-        const bool folded = p.of_neurons && can_fold(p.w.type, p.w.cols);
-        (folded ? launch_folded : launch_them)(stream, x, same, count, mixture, pairs);
+        (is_folded(same) ? launch_folded : launch_them)(stream, x, same, count, mixture, pairs);
     });
 }
 
