@@ -48,7 +48,11 @@ EQUIVALENT = {
         # Rows beyond the last query are the last one again, and store the same.
         "if (lane / 4 + 8 * r >= mine.n) continue;",
     ],
-    "ffn.cu": ["if (first >= list.n) return;"],
+    "ffn.cu": [
+        "if (first >= list.n) return;",
+        # What a neuron that does not fire would add is 0.
+        "if (value != 0) add_group<type>(rows + i * w.stride, w.cols, c0, value, sum);",
+    ],
     "ffn_rows.cu": ["if (!any) continue;"],
     "matmul.cu": ["if (share.rows.n <= 0 || first >= p.w.rows) return;"],
     "lanes.h": ["if (thread < kWarp) {"],
