@@ -92,9 +92,13 @@ class NeuronExperts {
         ops.add_experts(stream(), down.w, down.bias, choices.view, frames, h.get(), y.get());
         Floats expected = untouched;
         NeuronCounts counted;
+        const Floats values = h.read();
         for (int pair = 0; pair < pairs; pair++) {
             const int32_t e = choices.expert[size_t(pair)];
-            if (frame_[size_t(e)] < 0) continue;
+            if (frame_[size_t(e)] < 0) {
+                CHECK(values[size_t(pair * s_.n)] == 12345.0f);
+                continue;
+            }
             const Floats one = on_cpu(e, x, pair / kChosen, counted);
             std::copy(one.begin(), one.end(), expected.begin() + pair * s_.cols);
         }
