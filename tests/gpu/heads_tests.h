@@ -191,9 +191,9 @@ inline void test_positions() {
 
     using Case = HeadsCase;
     std::vector<Case> cases(12);
-    cases[0].n_pairs = pairs;
+    cases[0].n_pairs = pairs, cases[0].norm = Case::rms, cases[0].norm_last = true;
     cases[1].n_pairs = pairs, cases[1].pairs = RopePairs::adjacent, cases[1].norm = Case::rms;
-    cases[2].n_pairs = pairs, cases[2].norm = Case::rms, cases[2].norm_last = true;
+    cases[2].n_pairs = pairs;
     cases[3].n_pairs = pairs, cases[3].norm = Case::layer, cases[3].dim = 40;
     cases[4].n_pairs = pairs, cases[4].gated = true, cases[4].type = DType::Q8_0;
     cases[5].n_pairs = pairs, cases[5].no_v = cases[5].v_norm = true, cases[5].norm = Case::rms;

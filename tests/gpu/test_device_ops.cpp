@@ -186,7 +186,8 @@ void test_norm(Norm kind, int64_t cols, int n_added) {
 }
 
 void test_norms() {
-    for (int64_t cols : {32, 288, 4096, 4128}) {
+    // The first ones are broken, too (ptx/mutants.py): rows of more than a stage.
+    for (int64_t cols : {4128, 32, 288, 4096}) {
         for (Norm kind : {Norm::rms, Norm::plain_rms, Norm::layer, Norm::layer_alone}) {
             for (int n_added : {0, 1, 2}) test_norm(kind, cols, n_added);
         }
