@@ -63,6 +63,8 @@ EXPERTS_IN_ROWS = ("mixtral", "gpt-oss", "qwen3-moe", "mamba:nemotron-moe")
 
 # What keeps a part on the CPU, as the engine says it, of those that are not wholly on a device.
 KEPT: dict[str, str] = {
+    "turbosparse": "experts with predictors keep to the CPU",
+    "rows:gpt-oss": "neuron rows with the activation swiglu_oai keep to the CPU",
     "rows:bitnet": "neuron rows whose values are normed keep to the CPU",
 }
 
