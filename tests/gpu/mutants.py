@@ -159,7 +159,7 @@ def passes(test: str, mutant: Mutant, objects: dict[str, Path], own: dict[str, P
     library = objects["libggml.a"]
     left_out = {"libggml.a", *own, *TESTS} - {test}
     linked = [*own.values(), *(path for key, path in objects.items() if key not in left_out)]
-    program = library.parent / f"{mutant.file.stem}-{mutant.line}-{test}"
+    program = library.parent / f"{mutant.file.name}-{mutant.line}-{test}"
     subprocess.run(
         ["g++", "-fsanitize=address", *map(str, linked), str(library)]
         + ["-lpthread", "-o", str(program)],
@@ -173,7 +173,7 @@ def passes(test: str, mutant: Mutant, objects: dict[str, Path], own: dict[str, P
                 [str(program), *run],
                 capture_output=True,
                 timeout=100,
-                env={**os.environ, "PI_CIRCLE": "test", "PI_FIRST_FAILURE": "1"},
+                env={**os.environ, "PI_FIRST_FAILURE": "1"},
             ).returncode
             == 0
             for run in runs
@@ -186,7 +186,7 @@ def passes(test: str, mutant: Mutant, objects: dict[str, Path], own: dict[str, P
 
 def survives(mutant: Mutant, objects: dict[str, Path]) -> bool:
     """Compiles a mutant and runs the tests of its file."""
-    folder = objects["libggml.a"].parent / f"{mutant.file.stem}-{mutant.line}"
+    folder = objects["libggml.a"].parent / f"{mutant.file.name}-{mutant.line}"
     changed = folder / mutant.file.relative_to(ROOT / "ggml/src")
     changed.parent.mkdir(parents=True)
     changed.write_text(mutant.text)
