@@ -9,18 +9,20 @@ namespace ggml::GGML_GPU {
 
 namespace {
 
-// Value i of what is added to a row, behind its own norm.
+// Value i of what is added to a row, behind its own norm. A factor of 1 leaves its bits.
+template <bool finishes>
 __device__ inline float addend(const DeviceAdded& a, float norm, int64_t row, int i) {
     float v = a.x[row + i];
-    if (a.norm) v = v * norm * a.norm[i];
-    return a.factor != 1 ? v * a.factor : v;
+    if (finishes && a.norm) v = v * norm * a.norm[i];
+    return v * a.factor;
 }
 
 // Value i of row `row`, once what was added is in it. norm: 1 / the root of each addend's squares.
+template <bool finishes>
 __device__ inline float added(const DeviceNorm& p, const float (&norm)[2], int64_t row, int i) {
     float v = p.x[row + i];
-    if (p.added[0].x) v += addend(p.added[0], norm[0], row, i);
-    if (p.added[1].x) v += addend(p.added[1], norm[1], row, i);
+    if (p.added[0].x) v += addend<finishes>(p.added[0], norm[0], row, i);
+    if (p.added[1].x) v += addend<finishes>(p.added[1], norm[1], row, i);
     if (p.added[0].x) p.x[row + i] = v;
     return v;
 }
@@ -55,8 +57,8 @@ __global__ void rms_norm_kernel(DeviceNorm p) {
     };
     if (finishes && p.added[0].norm) norm[0] = norm_of(p.added[0]);
     if (finishes && p.added[1].norm) norm[1] = norm_of(p.added[1]);
-    const float factor =
-        rms_factor(n, p.eps, stage, shared, [&](int i) { return added(p, norm, row, i); });
+    const float factor = rms_factor(n, p.eps, stage, shared,
+                                    [&](int i) { return added<finishes>(p, norm, row, i); });
     for (int i = int(threadIdx.x); i < n; i += kThreads) {
         const float v = p.x[row + i] * factor;
         put(p, row + i, p.weight ? v * p.weight[i] : v);
@@ -68,7 +70,8 @@ __global__ void layer_norm_kernel(DeviceNorm p) {
     GGML_SHARED(double, shared, 1);
     const int n = p.y.cols;
     const int64_t row = int64_t(blockIdx.x) * n;
-    const double all = lanes_sum(n, stage, [&](int i) { return double(added(p, {}, row, i)); });
+    const double all =
+        lanes_sum(n, stage, [&](int i) { return double(added<false>(p, {}, row, i)); });
     const double mean = from_first(all, shared) / double(n);
     double scale = lanes_sum(n, stage, [&](int i) {
         const double v = double(p.x[row + i]) - mean;
