@@ -107,7 +107,7 @@ struct DeviceHeads {
         int normed = 0;               // so many of its first values are normed
         int rotates = 0;              // from this value on pairs are rotated
     };
-    Kind q, k, v;  // k.x null: another layer has keys and values. v: its values begin at v.x
+    Kind q, k, v;  // k.x null: another layer has keys and values. v.x may be k.x
     int rows = 0, n_head = 0;
     // RMS norms [normed], of values without a weight; or layer norms of queries and keys, without
     // bias: [heads, dim].

@@ -10,13 +10,11 @@
 
 namespace powerinfer {
 
-using ggml::Code;
 using ggml::DeviceExchange;
 using ggml::DeviceInput;
 using ggml::DeviceNorm;
 using ggml::DeviceProduct;
 using ggml::DeviceRows;
-using ggml::Error;
 
 void DeviceForward::launch_rows(const Pass& p, const Kind& kind, LaunchMode mode) {
     const Config& c = model_.config;
@@ -117,12 +115,8 @@ class DeviceSteps {
         on_.launch_embedding(layer_, e, *x_, y);
     }
     template <typename T>
-    void compute(const T& part, float* y) {
-        if constexpr (kHasState<T>) {
-            on_.launch_state(layer_, part, *x_, y, kind_);
-        } else {  // keeps_to_cpu()
-            throw Error(Code::internal, "a device has no operators for this part");
-        }
+    void compute(const T& state, float* y) {
+        on_.launch_state(layer_, state, *x_, y, kind_);
     }
 
     // A norm and a factor of what a part gives wait for who adds it to the stream.
