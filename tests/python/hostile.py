@@ -271,8 +271,11 @@ GRAMMARS: dict[str, str | dict] = {
 
 def _started(process: int) -> list[int]:
     """The processes that this one started and that have not ended; none where /proc lacks them."""
-    lists = pathlib.Path(f"/proc/{process}/task").glob("*/children")
-    return [int(child) for file in lists for child in file.read_text().split()]
+    found: list[int] = []
+    for file in pathlib.Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found += map(int, file.read_text().split())
+    return found
 
 
 def _processor_time() -> float:
