@@ -53,26 +53,31 @@ struct Family {
     }
 };
 
-// The families in each file of this folder.
-extern const std::vector<Family> kLlamaFamilies;    // llama.cpp: llama, bamboo, qwen, phi3
-extern const std::vector<Family> kMixtureFamilies;  // mixtures.cpp: glm4moe, olmoe, hunyuan...
-extern const std::vector<Family>
-    kGraniteFamilies;                             // granite.cpp: granite, granitemoe, granitehybrid
-extern const std::vector<Family> kDenseFamilies;  // dense.cpp: near Llama
-extern const std::vector<Family> kDeepSeekFamilies;      // deepseek.cpp: deepseek2, mistral4
-extern const std::vector<Family> kDeltaNetFamilies;      // delta_nets.cpp: qwen3next, qwen35...
-extern const std::vector<Family> kFalconFamilies;        // falcon.cpp
-extern const std::vector<Family> kFalconH1Families;      // falcon_h1.cpp
-extern const std::vector<Family> kGemmaFamilies;         // gemma.cpp: gemma, gemma2, gemma3
-extern const std::vector<Family> kGemma4Families;        // gemma4.cpp
-extern const std::vector<Family> kGpt2Families;          // gpt2.cpp
-extern const std::vector<Family> kGptOssFamilies;        // gpt_oss.cpp
-extern const std::vector<Family> kLfm2Families;          // lfm2.cpp: lfm2, lfm2moe
-extern const std::vector<Family> kNemotronHFamilies;     // nemotron_h.cpp: with experts, too
-extern const std::vector<Family> kOptFamilies;           // opt.cpp
-extern const std::vector<Family> kSmallThinkerFamilies;  // smallthinker.cpp
-extern const std::vector<Family> kSquaredReluFamilies;  // squared_relu.cpp: arcee, bitnet, nemotron
-extern const std::vector<Family> kStableLmFamilies;     // stablelm.cpp
+// The families in each file of this folder, and of its folders by kind.
+extern const std::vector<Family> kLlamaFamilies;  // llama, bamboo, qwen, phi3
+
+// dense/
+extern const std::vector<Family> kDenseFamilies;  // near_llama.cpp
+extern const std::vector<Family> kFalconFamilies;
+extern const std::vector<Family> kGemmaFamilies;  // gemma, gemma2, gemma3
+extern const std::vector<Family> kGpt2Families;
+extern const std::vector<Family> kOptFamilies;
+extern const std::vector<Family> kSquaredReluFamilies;  // arcee, bitnet, nemotron
+extern const std::vector<Family> kStableLmFamilies;
+
+// mixtures/
+extern const std::vector<Family> kMixtureFamilies;   // glm4moe, olmoe, hunyuan...
+extern const std::vector<Family> kDeepSeekFamilies;  // deepseek2, mistral4
+extern const std::vector<Family> kGemma4Families;
+extern const std::vector<Family> kGptOssFamilies;
+extern const std::vector<Family> kSmallThinkerFamilies;
+
+// recurrent/: with states
+extern const std::vector<Family> kDeltaNetFamilies;  // qwen3next, qwen35...
+extern const std::vector<Family> kFalconH1Families;
+extern const std::vector<Family> kGraniteFamilies;    // also those without states
+extern const std::vector<Family> kLfm2Families;       // lfm2, lfm2moe
+extern const std::vector<Family> kNemotronHFamilies;  // with experts, too
 
 // All of them, in the order of the lists above.
 const std::vector<Family>& all_families();
