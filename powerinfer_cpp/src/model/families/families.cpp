@@ -99,9 +99,9 @@ RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix,
     r.beta_fast = gguf.number(scaling + "yarn_beta_fast", 1e-3, 1e6, 32);
     r.beta_slow = gguf.number(scaling + "yarn_beta_slow", 1e-3, 1e6, 1);
     r.extension = gguf.number(scaling + "yarn_ext_factor", -1e6, 1e6, -1);
-    // As config.json has it: in the place of YaRN's own factor, not beside it.
-    const double usual = r.factor > 1 ? 0.1 * ggml::log_f64(r.factor) + 1 : 1;
-    r.attention_factor = gguf.number(scaling + "yarn_attn_factor", 1e-3, 1e3, usual) / usual;
+    // llama.cpp writes this key and does not read it. Published files of Laguna say 1 there and
+    // mean YaRN's own factor.
+    gguf.number(scaling + "yarn_attn_factor", 1e-3, 1e3, 1);
     r.magnitude = gguf.number(scaling + "attn_factor", 1e-3, 1e3, 1);
     r.truncate = gguf.boolean("powerinfer.rope.yarn_truncate", true);
     const double dynamic = gguf.number("powerinfer.rope.dynamic_factor", 1, 1e6, 1);
