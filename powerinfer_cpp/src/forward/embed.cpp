@@ -61,6 +61,7 @@ void embed(const Pass& p) {
     if (m.config.embedding_scale != 1) {
         ggml::scale(p.context, b.x, m.config.embedding_scale, n * m.config.n_embd);
     }
+    if (m.embedding_norm) p.norm(b.x, *m.embedding_norm, n, b.x);
     if (m.position_embd) {
         ggml::embed_rows(p.context, m.position_embd, b.batch.position, m.config.position_offset, n,
                          b.normed);

@@ -72,6 +72,7 @@ struct Model {
         ggml::Matrix project;         // [n_layer * width, n_embd]
         const float* norm = nullptr;  // [width]
     } layer_embd;
+    std::optional<NormWeights> embedding_norm;  // [n_embd], of the embedding
     // Of scaled tables of RoPE, [n_rot / 2]: each frequency is divided by its factor.
     const float* rope_factors = nullptr;
     // The same for longrope, for short and for long sessions.
