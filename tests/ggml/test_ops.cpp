@@ -256,10 +256,24 @@ void test_add() {
             multiply(*c, product.data(), y.data(), n);
             for (size_t i = 0; i < product.size(); i++) good &= product[i] == x[i] * y[i];
             Floats gated = x, gate = y;
-            gate_by_sigmoid(*c, gated.data(), gate.data(), n);
+            gate_by(*c, GateBy::sigmoid, gated.data(), gate.data(), n);
             for (size_t i = 0; i < gated.size(); i++) {
                 const double want = x[i] / (1 + std::exp(-double(y[i])));
                 good &= std::fabs(gated[i] - want) <= 4e-7 * std::fabs(want);
+            }
+            for (const auto& [by, width] :
+                 {std::pair(GateBy::softplus, 1), {GateBy::softplus, 3}, {GateBy::sigmoid, 3}}) {
+                Floats wide;
+                for (const float v : x) wide.insert(wide.end(), size_t(width), v);
+                gate = y;
+                gate_by(*c, by, wide.data(), gate.data(), n, width);
+                for (size_t i = 0; i < wide.size(); i++) {
+                    const double g = y[i / size_t(width)], e = std::exp(-std::fabs(g));
+                    const double factor = by == GateBy::sigmoid ? 1 / (1 + std::exp(-g))
+                                                                : std::max(g, 0.0) + std::log1p(e);
+                    const double want = x[i / size_t(width)] * factor;
+                    good &= std::fabs(wide[i] - want) <= 4e-7 * std::fabs(want);
+                }
             }
             for (size_t i = 0; i < capped.size(); i++) {
                 const double want = 0.75 * std::tanh(double(x[i]) / 0.75);

@@ -68,11 +68,29 @@ void test_factors(int64_t rows, int64_t cols) {
         gates.insert(gates.end(), from, from + dim);
     }
     expected = values;
-    gate_by_sigmoid(context, expected.data(), gates.data(), n);
-    ops.gate_by_sigmoid(stream(), gated.device, device_both.get() + dim, 2 * cols, 2 * dim,
-                        int(dim));
+    gate_by(context, GateBy::sigmoid, expected.data(), gates.data(), n);
+    ops.gate_by(stream(), GateBy::sigmoid, gated.device,
+                {device_both.get() + dim, 2 * cols, 2 * dim, int(dim), false});
     CHECK(same_bits(noted(gated.x.read()), expected));
     CHECK(gated.quantised_as(expected));
+
+    // Gates of their own, one a head or one a value.
+    for (const GateBy by : {GateBy::sigmoid, GateBy::softplus}) {
+        for (const int64_t width : {int64_t(1), dim}) {
+            const int64_t row = cols / width;
+            Floats own = normal(rows * row);
+            own[0] = 90;
+            own[1] = -90;
+            const Array<float> device_own(own);
+            const Activations x(values, rows);
+            expected = values;
+            gate_by(context, by, expected.data(), own.data(), rows * row, width);
+            ops.gate_by(stream(), by, x.device,
+                        {device_own.get(), row, dim / width, int(dim), width > 1});
+            CHECK(same_bits(noted(x.x.read()), expected));
+            CHECK(x.quantised_as(expected));
+        }
+    }
 }
 
 void test_elementwise() {

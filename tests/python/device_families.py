@@ -79,7 +79,7 @@ OPERATORS = {
     "softcap": "gemma2",
     "activation": "qwen3",
     "xielu": "apertus",
-    "gate_by_sigmoid": "qwen3-next",
+    "gate_by": "qwen3-next",
     "weigh": "qwen2-moe",
     "matmul": "qwen3",
     "rope_table": "qwen3",

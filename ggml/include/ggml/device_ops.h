@@ -94,6 +94,15 @@ struct DeviceNorm {
     DeviceInput y;
 };
 
+// Gates of heads of `dim` values: those of head h of row t begin at x + t * row + h * head. One for
+// each value, or one for all of a head.
+struct DeviceGates {
+    const float* x = nullptr;
+    int64_t row = 0, head = 0;  // floats
+    int dim = 0;
+    bool one_a_head = false;
+};
+
 constexpr int64_t kDeviceHeadDim = 576;  // the widest heads of heads() and attention()
 
 // Queries, keys and values as products give them, on their way to attention.

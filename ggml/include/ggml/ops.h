@@ -161,8 +161,10 @@ enum class Activation : uint8_t { relu, drelu, relu2, silu, gelu, gelu_tanh, swi
 // gate = act(gate) * up (drelu: relu(gate) * relu(up); swiglu_oai: times oai_up(up)), n floats.
 void gated_activation(Context& context, Activation act, float* gate, const float* up, int64_t n);
 
-// x *= sigmoid(gate), n floats. gate is overwritten.
-void gate_by_sigmoid(Context& context, float* x, float* gate, int64_t n);
+// What a gate multiplies by: sigmoid(gate), or softplus(gate) = log(1 + e^gate).
+enum class GateBy : uint8_t { sigmoid, softplus };
+// Each of n gates multiplies `width` floats of x [n, width]. gate may be overwritten.
+void gate_by(Context& context, GateBy by, float* x, float* gate, int64_t n, int64_t width = 1);
 
 // An activation without a gate: x = act(x).
 void activation(Context& context, Activation act, float* x, int64_t n);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "ggml/math.h"
 #include "ggml/status.h"
 #include "kernels/kernels.h"
 #include "ops/grain.h"
@@ -370,11 +371,19 @@ void gated_activation(Context& context, Activation act, float* gate, const float
     });
 }
 
-void gate_by_sigmoid(Context& context, float* x, float* gate, int64_t n) {
-    const OpTimer timer(context.profile, "gate_by_sigmoid");
-    context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
-        context.kernels.sigmoid_gate[kF32](x + begin, gate + begin, end - begin);
-    });
+void gate_by(Context& context, GateBy by, float* x, float* gate, int64_t n, int64_t width) {
+    const OpTimer timer(context.profile, "gate_by");
+    context.threads.run(
+        n, std::max<int64_t>(1, (1 << 12) / width), [&](int64_t begin, int64_t end, int) {
+            if (by == GateBy::sigmoid && width == 1) {
+                return context.kernels.sigmoid_gate[kF32](x + begin, gate + begin, end - begin);
+            }
+            for (int64_t i = begin; i < end; i++) {
+                const float factor =
+                    by == GateBy::sigmoid ? sigmoid(gate[i]) : float(softplus_f64(double(gate[i])));
+                for (int64_t k = i * width; k < (i + 1) * width; k++) x[k] *= factor;
+            }
+        });
 }
 
 void activation(Context& context, Activation act, float* x, int64_t n) {

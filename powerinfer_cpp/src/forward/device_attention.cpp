@@ -48,6 +48,7 @@ DeviceHeads DeviceForward::own_heads(const Attention& a, const DeviceInput& x) {
     } else {
         launch_products(x, {of_q, of_k});
     }
+    launch_gate(a, x);
     DeviceHeads h;
     h.rows = x.rows;
     h.n_head = int(a.n_head);
@@ -71,6 +72,11 @@ DeviceHeads DeviceForward::own_heads(const Attention& a, const DeviceInput& x) {
     h.eps = a.norm_eps;
     rotate(a, h);
     return h;
+}
+
+// The product of x that Attention::gate makes, if the part has one.
+void DeviceForward::launch_gate(const Attention& a, const DeviceInput& x) {
+    if (a.n_gate) launch_products(x, {product(a.gate, scratch_.gate)});
 }
 
 // Norms over whole rows of queries or keys.
@@ -102,6 +108,7 @@ DeviceHeads DeviceForward::latent_heads(const Attention& a, const DeviceInput& x
     } else {
         launch_products(x, {product(a.k, s.k), product(a.q, q)});
     }
+    launch_gate(a, x);
     DeviceHeads h;
     h.rows = x.rows;
     h.n_head = int(a.n_head);
@@ -142,7 +149,7 @@ DeviceInput DeviceForward::attended(int64_t i, const Attention& a, const ggml::K
                                     const Kind& kind) {
     DeviceScratch& s = scratch_;
     const DeviceInput y = s.attended.as(kind.rows, a.attended_dim());
-    const bool changes = a.gated || on_.vector(&a.out_norm);
+    const bool changes = a.gated || a.n_gate || on_.vector(&a.out_norm);
     DeviceInput seen = y;
     if (changes) seen.q = nullptr;
     attend(i, a, kv, kind, seen);
@@ -150,15 +157,24 @@ DeviceInput DeviceForward::attended(int64_t i, const Attention& a, const ggml::K
         const DeviceInput out = s.by_head.as(kind.rows, a.out_dim());
         launch_by_head(y.as(kind.rows * a.n_head, a.v_head_dim), a.latent->v_b, a.latent->out,
                        out.x, kind);
-        ops_.quantise(stream_.get(), out);
+        a.n_gate ? gate(a, out) : ops_.quantise(stream_.get(), out);
         return out;
     }
     if (a.gated) {
-        ops_.gate_by_sigmoid(stream_.get(), y, s.by_head.x + a.head_dim, 2 * a.q_dim(),
-                             2 * a.head_dim, int(a.head_dim));
+        const auto dim = int(a.head_dim);
+        ops_.gate_by(stream_.get(), ggml::GateBy::sigmoid, y,
+                     {s.by_head.x + dim, 2 * a.q_dim(), 2 * a.head_dim, dim});
     }
+    if (a.n_gate) gate(a, y);
     if (on_.vector(&a.out_norm)) rms_norm_in_place(a.out_norm, a.norm_eps, y);
     return y;
+}
+
+// Multiplies what the heads give by Attention::gate.
+void DeviceForward::gate(const Attention& a, const DeviceInput& y) {
+    const int64_t dim = a.out_dim() / a.n_head, width = a.n_gate / a.n_head;
+    ops_.gate_by(stream_.get(), a.gate_by, y,
+                 {scratch_.gate, a.n_gate, width, int(dim), a.n_gate == a.n_head});
 }
 
 // What queries see: the rows of `to`, in 8 bits too where `to` has them.

@@ -93,6 +93,8 @@ class DeviceForward : public DeviceKv {
     ggml::DeviceHeads own_heads(const Attention& a, const ggml::DeviceInput& x);
     ggml::DeviceHeads latent_heads(const Attention& a, const ggml::DeviceInput& x);
     void rotate(const Attention& a, ggml::DeviceHeads& heads) const;
+    void launch_gate(const Attention& a, const ggml::DeviceInput& x);
+    void gate(const Attention& a, const ggml::DeviceInput& y);
     void norm_rows(const Attention& a, float* x, int64_t cols, const float* const& weight,
                    int rows);
     void launch_by_head(const ggml::DeviceInput& x, const std::vector<ggml::Matrix>& w,

@@ -73,6 +73,7 @@ DeviceScratch::DeviceScratch(Carver& carver, const Model& model, const pi_sessio
     ffn_normed = input(carver, n, c.n_embd).as(n, c.n_embd);
     attended = input(carver, n, sizes.attended);
     by_head = input(carver, n, std::max(sizes.by_head, sizes.latent ? sizes.out_dim : 0));
+    carver.take(gate, {n, sizes.n_gate});
     if (sizes.latent) {
         carver.take(all_heads.expert, {n, sizes.n_head});
         carver.take(all_heads.pair, {n, sizes.n_head});

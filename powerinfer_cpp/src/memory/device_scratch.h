@@ -61,6 +61,7 @@ struct DeviceScratch {
     // Of heads apart: queries with their gates; of latents, what goes through a matrix of each
     // head, and what came through it.
     ggml::DeviceInput by_head;
+    float* gate = nullptr;                     // of Attention::gate: [n, n_gate]
     ggml::DeviceChoice all_heads;              // of latents: every row chooses all
     ggml::DeviceInput embedding;               // [n, width]: gates of LayerEmbedding
     ggml::DeviceInput narrow, narrow_sum;      // [n, FeedForward::width]

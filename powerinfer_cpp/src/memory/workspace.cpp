@@ -66,6 +66,7 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     carver.take(heads.k, {rows, sizes.k_dim});
     carver.take(heads.v, {rows, sizes.v_dim});
     carver.take(heads.by_head, {rows, sizes.by_head});
+    carver.take(heads.gate, {rows, sizes.n_gate});
     for (const Rope& rope : c.ropes) {
         carver.take(heads.cos_sin.emplace_back(), {rows, rope.n_rot});
     }

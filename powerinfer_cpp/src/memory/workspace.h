@@ -21,6 +21,7 @@ struct HeadRows {
     float *q = nullptr, *attended = nullptr;  // [rows, q_dim], [rows, attended]
     float *k = nullptr, *v = nullptr;         // [rows, k_dim], [rows, v_dim]
     float* by_head = nullptr;                 // of latents and gates: [rows, by_head]
+    float* gate = nullptr;                    // of Attention::gate: [rows, n_gate]
     std::vector<float*> cos_sin;              // of each table of RoPE: [rows, n_rot]
     ggml::AttentionRow* rows = nullptr;       // [rows]
     ggml::AttentionScratch scratch;

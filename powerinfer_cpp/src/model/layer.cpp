@@ -48,6 +48,7 @@ LargestSizes largest_sizes(const std::vector<Layer>& layers) {
                                   raise(most.attended, a.attended_dim());
                                   raise(most.out_dim, a.out_dim());
                                   if (a.gated) raise(most.by_head, a.q_rows());
+                                  raise(most.n_gate, a.n_gate);
                                   if (!a.latent) return raise(most.v_dim, a.v_dim());
                                   const Latent& l = *a.latent;
                                   raise(most.latent, a.v_head_dim);

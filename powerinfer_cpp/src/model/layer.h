@@ -74,6 +74,10 @@ struct Attention {
     // Behind the rows of each head of q are as many of a gate, by whose sigmoid what the head gives
     // is multiplied.
     bool gated = false;
+    // Or the gate has a matrix of its own, with one value for each head or for each of out_dim().
+    int64_t n_gate = 0;  // n_head or out_dim(); 0: none
+    ggml::Matrix gate;   // [n_gate, n_embd]
+    ggml::GateBy gate_by = ggml::GateBy::sigmoid;
     // With a latent q has [n_head * (nope + the values that rotate), q_rank or n_embd], there is no
     // v, and k_norm is the latent's.
     std::optional<Latent> latent;
@@ -331,6 +335,7 @@ struct LargestSizes {
     int64_t attended = 0,
             out_dim = 0;              // results of attention and what becomes of them, inputs of o
     int64_t latent = 0, by_head = 0;  // v_head_dim of latents; values of heads apart
+    int64_t n_gate = 0;
     int64_t n_ff = 0, n_expert = 0, n_used = 0, expert_width = 0;
     // Of parts with a state: what enters it, what its part computes beside that, and the room of
     // results.

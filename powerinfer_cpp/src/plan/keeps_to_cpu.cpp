@@ -46,8 +46,8 @@ KeptToCpu::KeptToCpu(const Model& model) : model_(model) {
 std::string KeptToCpu::reason(const Attention& attention) const {
     const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, first, growth, growth_ctx,
                  v_norm, kv_of, scale, softcap, sinks, q, k, v, o, q_bias, k_bias, v_bias, o_bias,
-                 q_scale, k_scale, v_scale, o_scale, gated, latent, q_norm, k_norm, norms, norm,
-                 norm_eps, out_norm] = attention;
+                 q_scale, k_scale, v_scale, o_scale, gated, n_gate, gate, gate_by, latent, q_norm,
+                 k_norm, norms, norm, norm_eps, out_norm] = attention;
     if (first > 0) return "layers that guess tokens keep to the CPU";
     // No family has these (device_attention.cpp).
     if (gated && norms == Attention::Norms::whole_row && has(q_norm)) {

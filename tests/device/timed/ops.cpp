@@ -66,8 +66,7 @@ void softcap(DeviceStream* stream, float*, float, int64_t) {
 void xielu(DeviceStream* stream, const Xielu&, const DeviceInput&) {
     put(stream, 1, 0);
 }
-void gate_by_sigmoid(DeviceStream* stream, const DeviceInput&, const float*, int64_t, int64_t,
-                     int) {
+void gate_by(DeviceStream* stream, GateBy, const DeviceInput&, const DeviceGates&) {
     put(stream, 1, 0);
 }
 void weigh(DeviceStream* stream, float*, const float*, int, int) {

@@ -107,13 +107,14 @@ __global__ void xielu_kernel(Xielu how, float p, float q, DeviceInput x) {
     if (x.q) quantise_group(x, i, v);
 }
 
-__global__ void gate_by_sigmoid_kernel(DeviceInput x, const float* gate, int64_t row, int64_t head,
-                                       int dim) {
+__global__ void gate_by_kernel(GateBy by, DeviceInput x, DeviceGates gates) {
     const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     if (i >= int64_t(x.rows) * x.cols) return;
     const int64_t t = i / x.cols;
-    const int c = int(i % x.cols);
-    const float v = x.x[i] * sigmoid(gate[t * row + c / dim * head + c % dim]);
+    const int c = int(i % x.cols), in_head = gates.one_a_head ? 0 : c % gates.dim;
+    const float gate = gates.x[t * gates.row + c / gates.dim * gates.head + in_head];
+    const float factor = by == GateBy::sigmoid ? sigmoid(gate) : float(softplus_f64(double(gate)));
+    const float v = x.x[i] * factor;
     x.x[i] = v;
     if (x.q) quantise_group(x, i, v);
 }
@@ -157,10 +158,9 @@ void xielu(DeviceStream* stream, const Xielu& how, const DeviceInput& x) {
                          q, x);
 }
 
-void gate_by_sigmoid(DeviceStream* stream, const DeviceInput& x, const float* gate, int64_t row,
-                     int64_t head, int dim) {
-    launch<gate_by_sigmoid_kernel>(stream, blocks_for(int64_t(x.rows) * x.cols, kThreads), kThreads,
-                                   x, gate, row, head, dim);
+void gate_by(DeviceStream* stream, GateBy by, const DeviceInput& x, const DeviceGates& gates) {
+    launch<gate_by_kernel>(stream, blocks_for(int64_t(x.rows) * x.cols, kThreads), kThreads, by, x,
+                           gates);
 }
 
 void weigh(DeviceStream* stream, float* y, const float* score, int rows, int cols) {

@@ -25,15 +25,13 @@ void grow(const Pass& p, const Attention& a, float* q) {
 // each with its gate behind it.
 void project_heads(const Pass& p, const Attention& a, const Input& x) {
     Workspace& b = p.work;
-    const ggml::Product q{a.q, a.gated ? b.heads.by_head : b.heads.q, a.q_bias, a.q_scale};
-    if (a.kv_of >= 0) return p.multiply(x, {q});
-    if (a.v) {
-        p.multiply(
-            x, {q, {a.k, b.heads.k, a.k_bias, a.k_scale}, {a.v, b.heads.v, a.v_bias, a.v_scale}});
-    } else {
-        p.multiply(x, {q, {a.k, b.heads.k, a.k_bias, a.k_scale}});
-        std::copy_n(b.heads.k, b.batch.n * a.k_dim(), b.heads.v);
-    }
+    // Some of the others are not there: keys and values of another layer, values, gates.
+    p.multiply(x, {{a.q, a.gated ? b.heads.by_head : b.heads.q, a.q_bias, a.q_scale},
+                   {a.k, b.heads.k, a.k_bias, a.k_scale},
+                   {a.v, b.heads.v, a.v_bias, a.v_scale},
+                   {a.gate, b.heads.gate}});
+    if (a.kv_of >= 0) return;
+    if (!a.v) std::copy_n(b.heads.k, b.batch.n * a.k_dim(), b.heads.v);
     norm_and_rope(p, a, a.k_norm, a.n_head_kv, b.heads.k);
     if (a.v_norm) {
         ggml::rms_norm(p.context, b.heads.v, nullptr, a.norm_eps, b.batch.n * a.n_head_kv,
@@ -84,7 +82,7 @@ void attention(const Pass& p, int64_t layer, const Attention& a, ggml::SharedInp
     if (a.latent) {
         latent_queries_and_keys(p, a, x);
     } else {
-        const bool q8 = a.q.quantised() || a.k.quantised() || a.v.quantised();
+        const bool q8 = a.q.quantised() || a.k.quantised() || a.v.quantised() || a.gate.quantised();
         project_heads(p, a, x.get(p.context, q8));
         if (a.gated) take_queries(p, a, false);
         norm_and_rope(p, a, a.q_norm, a.n_head, b.heads.q);
@@ -108,7 +106,12 @@ void attention(const Pass& p, int64_t layer, const Attention& a, ggml::SharedInp
 
     if (a.gated) {
         take_queries(p, a, true);
-        ggml::gate_by_sigmoid(p.context, b.heads.attended, b.heads.q, n * a.out_dim());
+        ggml::gate_by(p.context, ggml::GateBy::sigmoid, b.heads.attended, b.heads.q,
+                      n * a.out_dim());
+    }
+    if (a.n_gate) {
+        ggml::gate_by(p.context, a.gate_by, b.heads.attended, b.heads.gate, n * a.n_gate,
+                      a.out_dim() / a.n_gate);
     }
     if (a.out_norm) {
         ggml::rms_norm(p.context, b.heads.attended, a.out_norm, a.norm_eps, n, a.out_dim(),

@@ -12,9 +12,10 @@ void latent_queries_and_keys(const Pass& p, const Attention& a, ggml::SharedInpu
     const int64_t width = l.nope + rotating;  // of a head's query before k_b
     float* const q = b.heads.attended;
 
-    const bool q8 = a.k.quantised() || (l.q_rank ? l.q_a : a.q).quantised();
+    const ggml::Matrix& first = l.q_rank ? l.q_a : a.q;
+    const bool q8 = a.k.quantised() || first.quantised() || a.gate.quantised();
     p.multiply(x.get(context, q8),
-               {{a.k, b.heads.k}, {l.q_rank ? l.q_a : a.q, l.q_rank ? b.heads.by_head : q}});
+               {{a.k, b.heads.k}, {first, l.q_rank ? b.heads.by_head : q}, {a.gate, b.heads.gate}});
     if (l.q_rank) {
         ggml::rms_norm(context, b.heads.by_head, l.q_a_norm, kLatentEps, n, l.q_rank,
                        b.heads.by_head);
@@ -23,6 +24,7 @@ void latent_queries_and_keys(const Pass& p, const Attention& a, ggml::SharedInpu
     }
     ggml::rms_norm(context, b.heads.k, a.k_norm, kLatentEps, n, rank, b.heads.k, a.head_dim);
     const auto rotate = [&](float* heads, int64_t n_head, int64_t head_dim) {
+        if (a.rope < 0) return;
         const auto table = size_t(a.rope);
         ggml::rope(context, heads, n, n_head, head_dim, b.heads.cos_sin[table], rotating / 2,
                    p.model.config.ropes[table].pairs);

@@ -135,6 +135,7 @@ struct LayerForm {
     bool narrow_experts = false;   // the key moe_latent_size may say so, see FeedForward::width
     bool latent = false;           // attention is over latents, see Latent
     bool gates_attention = false;  // see Attention::gated
+    std::optional<ggml::GateBy> output_gate;  // Attention::gate, which is attn_gate
     // Norms of queries and keys; nothing: the family has none. With `some_lack_norms` the file
     // decides.
     std::optional<Attention::Norms> head_norms;
@@ -222,6 +223,8 @@ class Weights {
     // and attn_q_b; attn_kv_a_mqa and attn_kv_a_norm; attn_k_b and attn_v_b, or attn_kv_b;
     // attn_output.
     void latent_attention(int64_t i);
+    // attn_gate of layer i: one value for each head, or for each value of what they give.
+    void output_gate(int64_t i, ggml::GateBy by);
     // attn_q_norm and attn_k_norm of layer i.
     void head_norms(int64_t i);
     // position_embd.weight.

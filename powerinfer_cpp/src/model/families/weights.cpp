@@ -184,6 +184,15 @@ void Weights::fused_attention(int64_t i) {
     optional(Part::attention, blk(i, "attn_output.bias"), n_embd, &a.o_bias);
 }
 
+void Weights::output_gate(int64_t i, ggml::GateBy by) {
+    Attention& a = *m.layers[size_t(i)].find<Attention>();
+    const std::string name = blk(i, "attn_gate.weight");
+    const ggml::TensorInfo* there = m.file.gguf.find_tensor(name);
+    a.n_gate = there && there->ne[1] == a.out_dim() ? a.out_dim() : a.n_head;
+    a.gate_by = by;
+    matrix(Part::attention, name, a.n_gate, m.config.n_embd, &a.gate);
+}
+
 void Weights::head_norms(int64_t i) {
     Attention& a = *m.layers[size_t(i)].find<Attention>();
     const bool whole = a.norms == Attention::Norms::whole_row;
@@ -437,6 +446,7 @@ void Weights::attend(int64_t i, const LayerForm& form) {
     Attention& a = std::get<Attention>(attention_part.op);
     a.gated = form.gates_attention;
     form.latent ? latent_attention(i) : attention(i);
+    if (form.output_gate) output_gate(i, *form.output_gate);
     if (form.head_norms) {
         a.norms = *form.head_norms;
         if (!form.some_lack_norms || has(blk(i, "attn_q_norm.weight"))) head_norms(i);
