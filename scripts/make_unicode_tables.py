@@ -21,15 +21,18 @@ OUTPUT = pathlib.Path(__file__).parents[1] / "powerinfer_cpp/src/tokenizer/unico
 
 
 def kind(code_point: int, data: ModuleType) -> str:
-    """LU, LL and LO for upper case with title case, lower case and other letters; M, N or P; Y for
-    symbols; S for white space; "" for anything else."""
+    """LU, LL and LO for upper case with title case, lower case and other letters; ND, NL and NO for
+    digits, numbers that are letters, and others; M or P; Y for symbols; S for white space; "" for
+    anything else."""
     category = data.category(chr(code_point))
     # The property White_Space: the separators, and these controls.
     if category[0] == "Z" or code_point in (*range(0x09, 0x0E), 0x85):
         return "S"
     if category[0] == "L":
         return {"Lu": "LU", "Lt": "LU", "Ll": "LL"}.get(category, "LO")
-    return {"S": "Y"}.get(category[0], category[0] if category[0] in "MNP" else "")
+    if category[0] == "N":
+        return category.upper()
+    return {"S": "Y"}.get(category[0], category[0] if category[0] in "MP" else "")
 
 
 def ranges(data: ModuleType) -> list[tuple[int, int, str]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import gguf
 import pytest
 from circles import pick
+from pretokenizers import CASED, ENDING, LING, STEPS, WORDS
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from powerinfer_cpp import Llama, UnsupportedModelError
@@ -23,17 +24,8 @@ NORMAL, CONTROL, USER_DEFINED = (
 # ---- Rules, as expressions of their tokenizer.json ----------------------------------------------
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-GPT4O = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDING}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDING}|"
-    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-KIMI = r"\p{Han}+|" + GPT4O.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace(r"\n/]", r"\n]")
+LLAMA3 = WORDS % "{1,3}"
+KIMI = r"\p{Han}+|" + CASED.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace(r"\n/]", r"\n]")
 IDEOGRAPHS = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 DEEPSEEK_MARKS = "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 # Code points, because a tool that normalises this file would merge some of the letters.
@@ -54,19 +46,19 @@ def character_class(ranges: str) -> str:
     return "[" + "".join(parts) + "]"
 
 
-RULES = {
+RULES: dict[str, list] = {  # texts, or with what becomes of their matches
     "gpt-2": [GPT2],
     "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
     "falcon": [r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"],
     "starcoder": [r"\p{N}", GPT2],
     "llama-bpe": [LLAMA3],
-    "qwen2": [LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")],
+    "qwen2": [WORDS % ""],
     "qwen35": [
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|"
         r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ],
-    "gpt-4o": [GPT4O],
-    "tekken": [GPT4O.replace(ENDING, "").replace("{1,3}", "")],
+    "gpt-4o": [CASED],
+    "tekken": [CASED.replace(ENDING + "?", "").replace("{1,3}", "")],
     "seed-coder": [
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}|"
         r" ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -87,14 +79,17 @@ RULES = {
         r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ],
     "deepseek-coder": ["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", IDEOGRAPHS, r"\p{N}"],
+    **STEPS,
 }
 SAME = {  # further names and the rule that each shares
     "gpt-2": "phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat roberta-bpe jina-v2-de",
-    "starcoder": "refact command-r smollm codeshell exaone minerva-7b",
+    "starcoder": "mellum2 refact command-r smollm codeshell exaone minerva-7b",
     "llama-bpe": "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
     "gpt-4o": "llama4 kanana2 minimax-m2",
     "deepseek-v3": "hunyuan-dense joyai-llm",
-    "qwen2": "deepseek-r1-qwen megrez kormo stablelm2 hunyuan grok-2 solar-open",
+    "qwen2": "bailingmoe bailingmoe2 llada-moe deepseek-r1-qwen megrez kormo stablelm2 hunyuan"
+    " grok-2 solar-open",
+    "tiny_aya": "cohere2moe",
 }
 
 # ---- Texts in many scripts ----------------------------------------------------------------------
@@ -104,6 +99,7 @@ LETTERS = [  # first and last of a stretch of letters, most of them assigned sin
     *((0x621, 0x64A), (0x905, 0x939), (0x985, 0x9B9), (0xE01, 0xE2E), (0x10D0, 0x10F0)),
     *((0x1F00, 0x1FFC), (0x2100, 0x214F), (0x2C00, 0x2CF3), (0x3041, 0x30FE), (0x4E00, 0x4E80)),
     *((0xAC00, 0xAC80), (0xFB00, 0xFB17), (0xFF21, 0xFF5A), (0x10400, 0x1044F), (0x20000, 0x20040)),
+    *((0x1780, 0x17A2), (0x1000, 0x1021), (0xE94, 0xE97), (0x1100, 0x1112), (0xFF66, 0xFF9D)),
 ]
 MARKS = [(0x300, 0x36F), (0x591, 0x5BD), (0x64B, 0x652), (0x93C, 0x94D), (0xE31, 0xE4E)]
 DIGITS = [0x30, 0x660, 0x6F0, 0x966, 0xE50, 0xFF10, 0x1D7CE, 0xB2, 0x2160, 0x2460, 0x3220]
@@ -250,23 +246,33 @@ def large(tmp_path_factory):
     return engine
 
 
-def package(rules: list[str], ignore_merges: bool) -> Tokenizer:
+def package(rules: list, ignore_merges: bool) -> Tokenizer:
     tokens, merges = vocabulary()
     model = models.BPE({t: i for i, t in enumerate(tokens)}, merges, ignore_merges=ignore_merges)
     tokenizer = Tokenizer(model)
+    steps = [(rule, "isolated") if isinstance(rule, str) else rule for rule in rules]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            *(pre_tokenizers.Split(Regex(rule), "isolated") for rule in rules),
+            *(pre_tokenizers.Split(Regex(rule), behavior) for rule, behavior in steps),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     return tokenizer
 
 
-@pytest.mark.parametrize("pre", RULES)
+def runs() -> list[str]:
+    """Runs of one thing, of lengths at which rules change."""
+    lengths = pick((7, 511, 514), (4, 7, 16, 17, 31, 509, 510, 511, 512, 513, 1021, 1027))
+    kinds = (" ", "\t", "1", "\u0663", "\u0e01", "\n", "\r\n", "a ", "\u00b2")
+    ends = ("", "x", "1", "!", "_", "\n", "\u2167", "\u00b2", "\u0301", "\u200d")
+    return [f"{kind * n}{end}" for n in lengths for kind in kinds for end in ends]
+
+
+@pytest.mark.parametrize("pre", [*RULES, "bailingmoe"])
 def test_same_ids_as_tokenizers(large, pre):
-    llm, reference = large(pre), package(RULES[pre], pre in ("llama-bpe", "tekken"))
-    strings = texts(3, pick(500, 2000))
+    rules = RULES.get(pre, LING)
+    llm, reference = large(pre), package(rules, pre in ("llama-bpe", "tekken"))
+    strings = texts(3, pick(500, 2000)) + (runs() if pre in STEPS else [])
     for string, expected in zip(strings, reference.encode_batch(strings), strict=True):
         ids = llm.tokenize(string.encode(), add_bos=False)
         assert ids == expected.ids, string
@@ -379,7 +385,9 @@ def test_any_bytes_come_back(large):
             assert large(pre).detokenize(large(pre).tokenize(string, add_bos=False)) == string
 
 
-@pytest.mark.parametrize("pre", pick(("gpt-2", "gpt-4o", "deepseek-llm"), tuple(RULES)))
+@pytest.mark.parametrize(
+    "pre", pick(("gpt-2", "deepseek-llm", "tiny_aya", "jais-2", "afmoe"), tuple(RULES))
+)
 def test_long_texts_take_no_quadratic_time(large, pre):
     for string in (
         b"a" * 200_000,
@@ -393,6 +401,9 @@ def test_long_texts_take_no_quadratic_time(large, pre):
         b"A" * 200_000,
         b"Aa" * 100_000,
         "\u0301A".encode() * 70_000,
+        b"1" * 200_000 + b"a",
+        b"a " * 100_000,
+        "\u0e01\u0e81".encode() * 30_000,
     ):
         ids = large(pre).tokenize(string, add_bos=False)
         assert large(pre).detokenize(ids) == string

@@ -16,6 +16,7 @@ from families import quiet
 from powerinfer_cpp.convert import PRE_NAMES, convert
 from powerinfer_cpp.convert.vocab.pretokenizer import find_pre
 from powerinfer_cpp.core.gguf import Gguf
+from pretokenizers import CASED, LING, STEPS, WORDS
 from tokenizers import Tokenizer, decoders, models, trainers
 
 from powerinfer_cpp import Llama, ModelFormatError, UnsupportedModelError
@@ -61,16 +62,6 @@ def digits(individual: bool) -> dict[str, Any]:
     return {"type": "Digits", "individual_digits": individual}
 
 
-WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-ENDING = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-CASED = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDING}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDING}|"
-    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 IDEOGRAPHS = isolated("[一-龥ࠀ-一가-퟿]+")
 # As the published models describe them.
 KNOWN: dict[str, tuple[dict[str, Any], bool]] = {
@@ -134,6 +125,13 @@ KNOWN: dict[str, tuple[dict[str, Any], bool]] = {
         False,
     ),
 }
+for _name, _steps in {**STEPS, "bailingmoe": LING}.items():
+    # The package's names for what becomes of matches, as the file spells them.
+    _splits = [
+        {**isolated(rule), "behavior": behavior.title().replace("_", "")}
+        for rule, behavior in _steps
+    ]
+    KNOWN[_name] = sequence(*_splits, byte_level(False)), False
 # Letters of deepseek-llm's list are many; what recognises it is how the list begins.
 DEEPSEEK_LLM = sequence(
     isolated(r"[\r\n]"),

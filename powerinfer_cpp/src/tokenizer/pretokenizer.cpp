@@ -3,7 +3,6 @@
 #include "tokenizer/pretokenizer.h"
 
 #include <algorithm>
-#include <iterator>
 #include <string>
 
 #include "base/utf8.h"
@@ -11,26 +10,9 @@
 namespace powerinfer {
 namespace {
 
-struct KindRange {
-    uint32_t first, last;
-    CharKind kind;
-};
-
 constexpr CharKind LU = CharKind::upper, LL = CharKind::lower, LO = CharKind::letter,
-                   M = CharKind::mark, N = CharKind::number, P = CharKind::punctuation,
-                   Y = CharKind::symbol, S = CharKind::space;
-
-const KindRange kind_ranges[] = {
-#include "tokenizer/unicode_tables.inc"
-};
-
-template <size_t n>
-bool in_ranges(const uint32_t (&ranges)[n][2], uint32_t point) {
-    const auto* range =
-        std::upper_bound(std::begin(ranges), std::end(ranges), point,
-                         [](uint32_t value, const uint32_t(&r)[2]) { return value < r[0]; });
-    return range != std::begin(ranges) && point <= (*(range - 1))[1];
-}
+                   M = CharKind::mark, P = CharKind::punctuation, Y = CharKind::symbol,
+                   S = CharKind::space;
 
 // Decodes a character of n bytes, as found by utf8_length().
 uint32_t decode(const char* bytes, size_t n) {
@@ -77,8 +59,14 @@ bool not_lower(const Char& c) {
 bool not_upper(const Char& c) {
     return c.kind == LL || c.kind == LO || c.kind == M;
 }
+bool digit(const Char& c) {
+    return c.kind == CharKind::digit;
+}
 bool number(const Char& c) {
-    return c.kind == N;
+    return digit(c) || c.kind == CharKind::letter_number || c.kind == CharKind::number;
+}
+bool mark_of_letter(const Char& c) {
+    return c.kind == M;
 }
 bool punctuation(const Char& c) {
     return c.kind == P;
@@ -129,6 +117,10 @@ bool ascii_letter(const Char& c) {
 bool ascii_digit(const Char& c) {
     return c.point >= '0' && c.point <= '9';
 }
+// \w of Oniguruma, which counts all numbers of Latin-1
+bool word(const Char& c) {
+    return is_word(c.point) || (c.point < 256 && number(c));
+}
 // [\p{P}\$\+<=>\^~\|]
 bool mark_but_backtick(const Char& c) {
     static const std::string_view more = "$+<=>^~|";
@@ -139,64 +131,6 @@ bool mark(const Char& c) {
     return c.point == '`' || mark_but_backtick(c);
 }
 
-// The letters that DeepSeek LLM lists: letters with case, but not all of them.
-bool deepseek_letter(const Char& c) {
-    static const uint32_t ranges[][2] = {
-        {0x41, 0x5A},       {0x61, 0x7A},       {0xB5, 0xB5},       {0xC0, 0xD6},
-        {0xD8, 0xF6},       {0xF8, 0x1BA},      {0x1BC, 0x1BF},     {0x1C4, 0x293},
-        {0x295, 0x2AF},     {0x370, 0x373},     {0x376, 0x377},     {0x37B, 0x37D},
-        {0x37F, 0x37F},     {0x386, 0x386},     {0x388, 0x38A},     {0x38C, 0x38C},
-        {0x38E, 0x3A1},     {0x3A3, 0x3F5},     {0x3F7, 0x481},     {0x48A, 0x52F},
-        {0x531, 0x556},     {0x10A0, 0x10C5},   {0x13A0, 0x13F5},   {0x13F8, 0x13FD},
-        {0x1C90, 0x1CBA},   {0x1CBD, 0x1CBF},   {0x1D00, 0x1D2B},   {0x1D6B, 0x1D77},
-        {0x1D79, 0x1D9A},   {0x1E00, 0x1F15},   {0x1F18, 0x1F1D},   {0x1F20, 0x1F45},
-        {0x1F48, 0x1F4D},   {0x1F50, 0x1F57},   {0x1F59, 0x1F59},   {0x1F5B, 0x1F5B},
-        {0x1F5D, 0x1F5D},   {0x1F5F, 0x1F7D},   {0x1F80, 0x1FB4},   {0x1FB6, 0x1FBC},
-        {0x1FBE, 0x1FBE},   {0x1FC2, 0x1FC4},   {0x1FC6, 0x1FCC},   {0x1FD0, 0x1FD3},
-        {0x1FD6, 0x1FDB},   {0x1FE0, 0x1FEC},   {0x1FF2, 0x1FF4},   {0x1FF6, 0x1FFC},
-        {0x2102, 0x2102},   {0x2107, 0x2107},   {0x210A, 0x2113},   {0x2115, 0x2115},
-        {0x2119, 0x211D},   {0x2124, 0x2124},   {0x2126, 0x2126},   {0x2128, 0x2128},
-        {0x212A, 0x212D},   {0x212F, 0x2134},   {0x2139, 0x2139},   {0x213C, 0x213F},
-        {0x2145, 0x2149},   {0x214E, 0x214E},   {0x2183, 0x2184},   {0x2C00, 0x2C7B},
-        {0x2C7E, 0x2CE4},   {0x2CEB, 0x2CEE},   {0x2CF2, 0x2CF3},   {0xA640, 0xA66D},
-        {0xA680, 0xA69B},   {0xA722, 0xA76F},   {0xA771, 0xA787},   {0xA78B, 0xA78E},
-        {0xAB70, 0xABBF},   {0xFB00, 0xFB06},   {0xFB13, 0xFB17},   {0xFF21, 0xFF3A},
-        {0xFF41, 0xFF5A},   {0x10400, 0x1044F}, {0x104B0, 0x104D3}, {0x104D8, 0x104FB},
-        {0x10C80, 0x10CB2}, {0x10CC0, 0x10CF2}, {0x118A0, 0x118DF}, {0x1E900, 0x1E943},
-    };
-    return in_ranges(ranges, c.point);
-}
-
-// [!-/:-~！-／：-～‘-‟　-。]
-bool deepseek_mark(const Char& c) {
-    static const uint32_t ranges[][2] = {{0x21, 0x2F},     {0x3A, 0x7E},     {0x2018, 0x201F},
-                                         {0x3000, 0x3002}, {0xFF01, 0xFF0F}, {0xFF1A, 0xFF5E}};
-    return in_ranges(ranges, c.point);
-}
-
-// [一-龥ࠀ-一가-퟿], which llama.cpp and tokenizer.json agree on, wide as it is
-bool deepseek_ideograph(const Char& c) {
-    static const uint32_t ranges[][2] = {{0x800, 0x9FA5}, {0xAC00, 0xD7FF}};
-    return in_ranges(ranges, c.point);
-}
-
-// [一-龥぀-ゟ゠-ヿ]
-bool deepseek3_ideograph(const Char& c) {
-    return (c.point >= 0x4E00 && c.point <= 0x9FA5) || (c.point >= 0x3040 && c.point <= 0x30FF);
-}
-
-// \p{Han}
-bool han(const Char& c) {
-    static const uint32_t ranges[][2] = {
-        {0x2E80, 0x2E99},   {0x2E9B, 0x2EF3},   {0x2F00, 0x2FD5},   {0x3005, 0x3005},
-        {0x3007, 0x3007},   {0x3021, 0x3029},   {0x3038, 0x303B},   {0x3400, 0x4DBF},
-        {0x4E00, 0x9FFF},   {0xF900, 0xFA6D},   {0xFA70, 0xFAD9},   {0x16FE2, 0x16FE3},
-        {0x16FF0, 0x16FF1}, {0x20000, 0x2A6DF}, {0x2A700, 0x2B739}, {0x2B740, 0x2B81D},
-        {0x2B820, 0x2CEA1}, {0x2CEB0, 0x2EBE0}, {0x2EBF0, 0x2EE5D}, {0x2F800, 0x2FA1D},
-        {0x30000, 0x3134A}, {0x31350, 0x323AF},
-    };
-    return in_ranges(ranges, c.point);
-}
 // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]], and for lower case
 bool not_lower_nor_han(const Char& c) {
     return not_lower(c) && !han(c);
@@ -220,6 +154,12 @@ const Char* led_run(const Char* at, const Char* end) {
     const Char* last = skip<is>(first, end);
     if (last > first) return last;
     return skip<is>(at, end);  // the lead may itself belong to the run
+}
+
+// X?
+template <Is is>
+const Char* one(const Char* at, const Char* end) {
+    return at < end && is(*at) ? at + 1 : at;
 }
 
 // 's 't 're 've 'm 'll 'd. If case is ignored, Unicode also folds U+017F to s.
@@ -271,13 +211,13 @@ const Char* lines_or_spaces(const Char* at, const Char* end) {
     return last > at ? last : spaces(at, end);
 }
 
-// \p{N}{1,digits}| ?[sign]+[tail]*|\s*[\r\n]+|\s+(?!\S)|\s+
-template <ptrdiff_t digits, Is tail, Is sign = symbol>
+// \p{N}{1,digits}| ?[sign]+ and a tail|\s*[\r\n]+|\s+(?!\S)|\s+
+template <ptrdiff_t digits, Match tail, Is sign = symbol>
 const Char* not_a_word(const Char* at, const Char* end) {
     const Char* last = some_digits<digits>(at, end);
     if (last > at) return last;
     last = led_run<blank, sign>(at, end);
-    return last > at ? skip<tail>(last, end) : lines_or_spaces(at, end);
+    return last > at ? tail(last, end) : lines_or_spaces(at, end);
 }
 
 // (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|
@@ -286,7 +226,7 @@ template <ptrdiff_t digits>
 const Char* llama3_piece(const Char* at, const Char* end) {
     const Char* last = contraction<true>(at, end);
     if (last == at) last = led_run<word_lead, letter>(at, end);
-    return last > at ? last : not_a_word<digits, line_break>(at, end);
+    return last > at ? last : not_a_word<digits, skip<line_break>>(at, end);
 }
 
 // (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|
@@ -294,7 +234,7 @@ const Char* llama3_piece(const Char* at, const Char* end) {
 const Char* qwen35_piece(const Char* at, const Char* end) {
     const Char* last = contraction<true>(at, end);
     if (last == at) last = led_run<word_lead, letter_or_mark>(at, end);
-    return last > at ? last : not_a_word<1, line_break, symbol_but_mark>(at, end);
+    return last > at ? last : not_a_word<1, skip<line_break>, symbol_but_mark>(at, end);
 }
 
 // U*D+
@@ -336,7 +276,7 @@ const Char* cased_word(const Char* at, const Char* end) {
 // \p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
 const Char* gpt4o_piece(const Char* at, const Char* end) {
     const Char* last = cased_word<not_lower, not_upper>(at, end);
-    return last > at ? last : not_a_word<3, line_break_or_slash>(at, end);
+    return last > at ? last : not_a_word<3, skip<line_break_or_slash>>(at, end);
 }
 
 // \p{Han}+|the same words without Han|
@@ -344,7 +284,25 @@ const Char* gpt4o_piece(const Char* at, const Char* end) {
 const Char* kimi_piece(const Char* at, const Char* end) {
     const Char* last = skip<han>(at, end);
     if (last == at) last = cased_word<not_lower_nor_han, not_upper_nor_han>(at, end);
-    return last > at ? last : not_a_word<3, line_break>(at, end);
+    return last > at ? last : not_a_word<3, skip<line_break>>(at, end);
+}
+
+// \p{L}\p{M}*(?: ?\p{L}\p{M}*)*
+const Char* phrase(const Char* at, const Char* end) {
+    const Char* last = at;
+    while (at < end && letter(*at)) {
+        last = skip<mark_of_letter>(at + 1, end);
+        at = one<blank>(last, end);
+    }
+    return last;
+}
+
+// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|
+// \p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+
+const Char* exaone_moe_piece(const Char* at, const Char* end) {
+    const Char* last = contraction<true>(at, end);
+    if (last == at) last = led<phrase>(at, end);
+    return last > at ? last : not_a_word<1, one<line_break_or_slash>>(at, end);
 }
 
 // [ASCII punctuation or symbol][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|
@@ -364,7 +322,7 @@ const Char* deepseek3_piece(const Char* at, const Char* end) {
 const Char* tekken_piece(const Char* at, const Char* end) {
     const Char* last = led<word_to_lower>(at, end);
     if (last == at) last = led<word_of_upper>(at, end);
-    return last > at ? last : not_a_word<1, line_break_or_slash>(at, end);
+    return last > at ? last : not_a_word<1, skip<line_break_or_slash>>(at, end);
 }
 
 // (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|
@@ -372,7 +330,7 @@ const Char* tekken_piece(const Char* at, const Char* end) {
 const Char* seed_coder_piece(const Char* at, const Char* end) {
     const Char* last = contraction<true>(at, end);
     if (last == at) last = led_run<word_lead, letter>(at, end);
-    return last > at ? last : not_a_word<1, nothing>(at, end);
+    return last > at ? last : not_a_word<1, skip<nothing>>(at, end);
 }
 
 // ---- Passes -------------------------------------------------------------------------------------
@@ -399,12 +357,6 @@ void cut_runs(const Char* begin, const Char* end, std::vector<const Char*>& ends
     cut<skip<is>>(begin, end, ends);
 }
 
-// [set], each character on its own
-template <Is is>
-const Char* one(const Char* at, const Char*) {
-    return is(*at) ? at + 1 : at;
-}
-
 // [0-9][0-9][0-9]
 const Char* three_digits(const Char* at, const Char* end) {
     const bool found =
@@ -420,6 +372,66 @@ void cut_trailing_spaces(const Char* begin, const Char* end, std::vector<const C
     if (end > last) ends.push_back(end);
 }
 
+// A run of line breaks, of one kind or of two, begins a part: (?:\r?\n)+(?!\r?\n)
+void cut_before_lines(const Char* begin, const Char* end, std::vector<const Char*>& ends) {
+    const auto behind_break = [end](const Char* at) {
+        const Char* const feed = at + (at < end && at->point == '\r');
+        return feed < end && feed->point == '\n' ? feed + 1 : at;
+    };
+    for (const Char* at = begin; at < end;) {
+        const Char* next = behind_break(at);
+        if (next == at) {
+            at++;
+            continue;
+        }
+        if (at > begin) ends.push_back(at);
+        while (next > at) {
+            at = next;
+            next = behind_break(at);
+        }
+    }
+    if (end > begin) ends.push_back(end);
+}
+
+// Runs of digits from the right in threes, where no X follows: with \w, \d{1,3}(?=(?:\d{3})*\b).
+template <Is follows>
+void cut_threes(const Char* begin, const Char* end, std::vector<const Char*>& ends) {
+    const Char* open = begin;
+    for (const Char* at = begin; at < end;) {
+        const Char* const last = skip<digit>(at, end);
+        if (last == at) {
+            at++;
+            continue;
+        }
+        if (last == end || !follows(*last)) {
+            if (at > open) ends.push_back(at);
+            for (at += (last - at - 1) % 3 + 1; at < last; at += 3) ends.push_back(at);
+            ends.push_back(last);
+            open = last;
+        }
+        at = last;
+    }
+    if (end > open) ends.push_back(end);
+}
+
+// White space without a line break at its end, in the largest of these sizes.
+void cut_spaces(const Char* begin, const Char* end, std::vector<const Char*>& ends) {
+    if (begin < end && space(end[-1]) && !line_break(end[-1])) {
+        for (ptrdiff_t size = 512; begin < end; size = size > 1 ? size / 2 : 1) {
+            for (; end - begin >= size; begin += size) ends.push_back(begin + size);
+        }
+    } else {
+        ends.push_back(end);
+    }
+}
+
+// [script]+
+const Char* script_run(const Char* at, const Char* end) {
+    const int script = spaceless_script(*at);
+    while (script && at < end && spaceless_script(*at) == script) at++;
+    return at;
+}
+
 // ---- Rules --------------------------------------------------------------------------------------
 
 // Names as in llama.cpp. It calls the second rule "default" and uses it for files without a name.
@@ -431,14 +443,17 @@ const PreTokenizer rules[] = {
     {" default ",
      {cut_runs<mark_but_backtick>, cut<gpt2_piece>, cut_runs<number>, cut<three_digits>}},
     {" falcon ", {cut_runs<mark>, cut<gpt2_piece>, cut<three_digits>}},
-    {" starcoder refact command-r smollm codeshell exaone minerva-7b ",
+    {" starcoder refact command-r smollm codeshell exaone minerva-7b mellum2 ",
      {cut<one<number>>, cut<gpt2_piece>}},
     {" llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano ",
      {cut<llama3_piece<3>>},
      /*ignore_merges*/ true,
      /*add_bos*/ true},
     {" dbrx smaug-bpe ", {cut<llama3_piece<3>>}},
+    {" jais-2 ", {cut<llama3_piece<3>>, cut_spaces}},
+    {" nanochat ", {cut<llama3_piece<2>>}},
     {" gpt-4o llama4 kanana2 minimax-m2 ", {cut<gpt4o_piece>}},
+    {" tiny_aya cohere2moe ", {cut_threes<word>, cut<gpt4o_piece>}},
     {" tekken ", {cut<tekken_piece>}, /*ignore_merges*/ true, /*add_bos*/ true},
     {" seed-coder ", {cut<seed_coder_piece>}},
     {" glm4 glm5 chatglm-bpe ",
@@ -446,12 +461,16 @@ const PreTokenizer rules[] = {
      /*ignore_merges*/ false,
      /*add_bos*/ false,
      /*has_bos*/ false},
-    {" qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan grok-2 solar-open ",
+    {" qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan grok-2 solar-open"
+     " bailingmoe bailingmoe2 llada-moe ",
      {cut<llama3_piece<1>>}},
+    {" laguna ", {cut_before_lines, cut<llama3_piece<1>>}},
+    {" exaone-moe ", {cut<exaone_moe_piece>}},
     {" qwen35 ", {cut<qwen35_piece>}},
     {" kimi-k2 ", {cut<kimi_piece>}},
     {" deepseek-v3 hunyuan-dense joyai-llm ",
      {cut<some_digits<3>>, cut_runs<deepseek3_ideograph>, cut<deepseek3_piece>}},
+    {" afmoe ", {cut_threes<nothing>, cut<script_run>, cut<deepseek3_piece>}},
     {" deepseek-llm ",
      {cut<one<line_break>>, cut<led_run<space, deepseek_letter>>,
       cut<led_run<space, deepseek_mark>>, cut_trailing_spaces, cut_runs<deepseek_ideograph>,
@@ -462,14 +481,6 @@ const PreTokenizer rules[] = {
 };
 
 }  // namespace
-
-CharKind char_kind(uint32_t code_point) {
-    const KindRange* range =
-        std::upper_bound(std::begin(kind_ranges), std::end(kind_ranges), code_point,
-                         [](uint32_t value, const KindRange& r) { return value < r.first; });
-    if (range == std::begin(kind_ranges) || code_point > range[-1].last) return CharKind::other;
-    return range[-1].kind;
-}
 
 std::vector<size_t> PreTokenizer::split(std::string_view text) const {
     const std::vector<Char> chars = decode(text);

@@ -8,32 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include "tokenizer/characters.h"
+
 namespace powerinfer {
-
-// upper: also title case. letter: neither upper nor lower case.
-enum class CharKind : uint8_t {
-    other,
-    upper,
-    lower,
-    letter,
-    mark,
-    number,
-    punctuation,
-    symbol,
-    space
-};
-
-// Unicode 16.0 (unicode_tables.inc); `other` beyond U+10FFFF.
-CharKind char_kind(uint32_t code_point);
-
-// A character of a text. An invalid UTF-8 byte is a character of kind `other` by itself.
-struct Char {
-    size_t begin;    // in bytes
-    uint32_t point;  // no_point for an invalid byte
-    CharKind kind;
-
-    static constexpr uint32_t no_point = UINT32_MAX;
-};
 
 struct PreTokenizer {
     // Splits the piece [begin, end) and appends the ends of its parts, which cover it.

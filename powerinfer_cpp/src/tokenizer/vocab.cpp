@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/utf8.h"
-#include "tokenizer/pretokenizer.h"
+#include "tokenizer/characters.h"
 
 namespace powerinfer {
 
@@ -32,21 +32,9 @@ size_t last_char(std::string_view text) {
     return text.empty() ? kNone : text.size() - 1;
 }
 
-// \w of regular expressions.
-bool is_word(uint32_t point) {
-    switch (char_kind(point)) {
-        case CharKind::upper:
-        case CharKind::lower:
-        case CharKind::letter:
-        case CharKind::mark:
-            return true;
-        case CharKind::number:  // decimal digits and numbers of letters; not fractions or powers
-            return !(point == 0xB2 || point == 0xB3 || point == 0xB9 ||
-                     (point >= 0xBC && point <= 0xBE) || (point >= 0x2070 && point <= 0x2089) ||
-                     (point >= 0x2150 && point <= 0x215F) || (point >= 0x2460 && point <= 0x249B));
-        default:
-            return point == '_' || point == 0x200C || point == 0x200D;
-    }
+// \w of the added tokens' rule.
+bool joins_words(uint32_t point) {
+    return is_word(point) || point == 0x200C || point == 0x200D;
 }
 
 bool is_space(uint32_t point) {
@@ -82,8 +70,8 @@ std::vector<int32_t> Vocab::tokenize(std::string_view text, bool special) const 
             const std::string_view before = text.substr(0, from), behind = text.substr(to);
             if (found->second & single_word) {
                 const size_t last = last_char(before);
-                if (last != kNone && is_word(first_point(before.substr(last)))) continue;
-                if (is_word(first_point(behind))) continue;
+                if (last != kNone && joins_words(first_point(before.substr(last)))) continue;
+                if (joins_words(first_point(behind))) continue;
             }
             while ((found->second & lstrip) && from > begin) {
                 const size_t last = last_char(text.substr(0, from));

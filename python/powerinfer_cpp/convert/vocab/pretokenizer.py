@@ -32,6 +32,13 @@ PRE_NAMES = (
     "deepseek-coder",
     "deepseek-v3",
     "kimi-k2",
+    "bailingmoe",
+    "nanochat",
+    "jais-2",
+    "tiny_aya",
+    "laguna",
+    "exaone-moe",
+    "afmoe",
 )
 
 # Those with which a piece that is a token is that token, unless the file says otherwise.
@@ -45,6 +52,20 @@ _WORDS = (
 _LLAMA3, _QWEN2 = _WORDS % r"\p{N}{1,3}", _WORDS % r"\p{N}"
 # The same with marks as parts of words.
 _QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
+# That of Qwen 2 and a near one as Ling and nanochat write them.
+_LING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|%s"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+# Llama 3's with white space in pieces of certain sizes.
+_SIZES = "".join(rf"\s{{{size}}}(?!\S)|" for size in (512, 256, 128, 64, 32, 16, 8, 4))
+_JAIS2 = _LLAMA3.replace(r"\s+(?!\S)|\s+", _SIZES + r"\s{1,2}(?!\S)|\s{1}")
+# Qwen 2's with words that go on over single spaces.
+_EXAONE = (
+    _QWEN2.replace(r"?\p{L}+", r"?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+")
+    .replace(r"]+[\r\n]*", r"]+[\r\n/]?")
+    .replace(r"\s*[\r\n]+", r"\s*[\r\n]")
+)
 # The rule of GPT-4o, of which words of one case are a part.
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = r"[^\r\n\p{L}\p{N}]?%s(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -60,6 +81,7 @@ _KIMI = r"[\p{Han}]+|" + _GPT4O.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replac
 _GPT2 = "bytes by gpt-2's rule"
 _DIGITS, _NUMBERS = "each digit", "each number"
 _IDEOGRAPHS = "split [\u4e00-\u9fa5"
+_DEEPSEEK3 = "split [!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|"
 
 # Steps, identified by the beginning of their text, and the name. The longest deepseek expressions
 # list every letter of some scripts; their beginnings are unique.
@@ -74,11 +96,27 @@ _RULES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("split " + _TEKKEN,), "tekken"),
     (("split " + _SEED,), "seed-coder"),
     (("split " + _KIMI,), "kimi-k2"),
+    (("split " + _LING % r"\p{N}",), "bailingmoe"),
+    (("split " + _LING % r"\p{N}{1,2}",), "nanochat"),
+    (("split " + _JAIS2,), "jais-2"),
+    ((r"split \d{1,3}(?=(?:\d{3})*\b)", "split " + _GPT4O), "tiny_aya"),
+    ((r"before (?:\r?\n)+(?!\r?\n)", "split " + _QWEN2), "laguna"),
+    (("split " + _EXAONE,), "exaone-moe"),
+    (
+        (
+            r"split \p{Nd}{1,510}(?=(?>\p{Nd}{510})*(?:\P{Nd}|$))|\G\p{Nd}{510}",
+            r"split \A\p{Nd}{1,2}(?=\p{Nd}{3}+\z)",
+            r"split \A\p{Nd}{3}|\G\p{Nd}{3}",
+            r"split (?:[\u4E00-\u9FFF",
+            _DEEPSEEK3,
+        ),
+        "afmoe",
+    ),
     (
         (
             r"split \p{N}{1,3}",
             "split [\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-            "split [!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|",
+            _DEEPSEEK3,
         ),
         "deepseek-v3",
     ),
@@ -154,8 +192,9 @@ def _steps(pre_tokenizer: Any) -> list[str]:
         elif kind == "Split" and isinstance(node.get("pattern"), dict):
             # Isolating the matches or removing the rest is equal: the matches cover every text.
             cuts = (node.get("behavior"), bool(node.get("invert")))
-            known = cuts in (("Isolated", False), ("Removed", True))
-            steps.append(f"split {node['pattern'].get('Regex')}" if known else f"other {node}")
+            word = "split" if cuts in (("Isolated", False), ("Removed", True)) else f"other {node}"
+            word = "before" if cuts == ("MergedWithNext", False) else word
+            steps.append(f"{word} {node['pattern'].get('Regex')}")
         else:
             steps.append(f"other {node}")
     return steps
