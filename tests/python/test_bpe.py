@@ -341,6 +341,18 @@ def test_special_tokens(tmp_path):
         assert llm.token_eos() == end and llm.token_nl() == BYTES.index("\u010a")
 
 
+def test_ends_of_turns(tmp_path):
+    """Of families whose files may name only the end of a text."""
+    bars = ["<|eot|>", "<|role_end|>", "<|endofturn|>", "<|assistant_end|>"]
+    others = ["[|endofturn|]", "</assistant>", "[e~[", "<\uff5chy_eos:opensource\uff5c>"]
+    none = ["<|eom|>", "<|message|>"]  # more of the answer follows
+    for kind in (CONTROL, USER_DEFINED):
+        extra = [(text, kind) for text in (*bars, *others, *none)]
+        with small(tmp_path, "gpt-2", extra) as llm:
+            ends = [llm._model.ends(256 + i) for i in range(len(extra))]
+        assert ends == [True] * 4 + [kind == CONTROL] * 4 + [False] * 2
+
+
 def test_bos_of_the_families(tmp_path):
     extra = [("<s>", CONTROL), ("ab", NORMAL)]
 

@@ -233,6 +233,7 @@ void read_ends(const Gguf& gguf, Vocab& vocab) {
         "<|im_end|>",
         "<|eot_id|>",
         "<|eom_id|>",
+        "<|eot|>",  // of Llama 4 and Muse Glimmer, whose <|eom|> is followed by more
         "<|end|>",
         "<|return|>",
         "<|call|>",
@@ -242,6 +243,13 @@ void read_ends(const Gguf& gguf, Vocab& vocab) {
         "<end_of_turn>",
         "<turn|>",
         "<end_of_utterance>",
+        "<|endofturn|>",
+        "[|endofturn|]",
+        "<|role_end|>",
+        "<|assistant_end|>",
+        "</assistant>",
+        "[e~[",
+        "<\uFF5Chy_eos:opensource\uFF5C>",
         "<|fim_pad|>",  // these and the next ones: what follows is no part of the middle
         "<fim-pad>",
         "<fim_pad>",
