@@ -3,130 +3,28 @@ their models write."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from typing import Any
-
-GIVEN = {"city": 'Oslo "N"', "n": 3}  # the arguments of every call, of `look`
-JSON = json.dumps(GIVEN)
-
-
-@dataclass(frozen=True)
-class Family:
-    """A template, of texts and expressions of Jinja in turn, and what its model writes.
-
-    style: how calls are written. user, assistant, result: around the texts of messages. text: an
-    answer that thinks "Hm." and says "Yes."; called: one that thinks "Hm." and calls look. quiet:
-    it does not think. repeats: a later prompt has the call as it was written.
-    call: one of them, `f`. calls: around all of them. between: two of them. thoughts: around those
-    of earlier messages; None: the template has no place for them. field: of thoughts. begin: of an
-    answer, in a prompt; None: as `assistant`. extra: the head of the template. content: text of an
-    earlier answer.
-    """
-
-    style: str
-    user: tuple[str, str]
-    assistant: tuple[str, str]
-    text: str
-    called: str
-    call: str = ""
-    calls: tuple[str, str] = ("", "")
-    between: str = "\n"
-    result: tuple[str, str] = ("<result>", "</result>")
-    thoughts: tuple[str, str] | None = None
-    field: str = "reasoning_content"
-    begin: str | None = None
-    extra: str = ""
-    content: str = "m.content"
-    quiet: bool = False
-    repeats: bool = True
-
-    @property
-    def source(self) -> str:
-        begin = self.assistant[0] if self.begin is None else self.begin
-        thoughts = ""
-        if self.thoughts is not None:
-            shown = f"{said(self.thoughts[0])}{{{{ m.{self.field} }}}}{said(self.thoughts[1])}"
-            thoughts = f"{{% if m.{self.field} and loop.index0 > last.i %}}{shown}{{% endif %}}"
-        calls = ""
-        if self.call:
-            calls = (
-                f"{{% if m.tool_calls %}}{said(self.calls[0])}{{% for c in m.tool_calls %}}"
-                f"{{% set f = c.function %}}{self.call}"
-                f"{{% if not loop.last %}}{said(self.between)}{{% endif %}}"
-                f"{{% endfor %}}{said(self.calls[1])}{{% endif %}}"
-            )
-        return (
-            f"{self.extra}{{% set last = namespace(i=-1) %}}{{% for m in messages %}}"
-            "{% if m.role == 'user' %}{% set last.i = loop.index0 %}{% endif %}{% endfor %}"
-            "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
-            f"{{% if m.role == 'user' %}}{said(self.user[0])}{{{{ m.content }}}}"
-            f"{said(self.user[1])}{{% elif m.role == 'tool' %}}{said(self.result[0])}"
-            f"{{{{ m.content }}}}{said(self.result[1])}{{% else %}}{said(self.assistant[0])}"
-            f"{thoughts}{{{{ {self.content} }}}}{calls}{said(self.assistant[1])}{{% endif %}}"
-            f"{{% endfor %}}{{% if add_generation_prompt %}}{said(begin)}{{% endif %}}"
-        )
-
-
-def said(text: str) -> str:
-    """A text as an expression of Jinja, which keeps its line breaks."""
-    return f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if text else ""
-
-
-def pairs(before: str, between: str, after: str) -> str:
-    """The arguments of a call, each with its name: texts as they are, the rest as JSON."""
-    value = "{{ v if v is string else v | tojson }}"
-    return (
-        f"{{% for k, v in f.arguments.items() %}}{said(before)}{{{{ k }}}}{said(between)}{value}"
-        f"{said(after)}{{% endfor %}}"
-    )
-
-
-def named(before: str, between: str, after: str) -> str:
-    """The name of a call and its arguments as JSON."""
-    return (
-        f"{said(before)}{{{{ f.name }}}}{said(between)}{{{{ f.arguments | tojson }}}}{said(after)}"
-    )
-
-
-def d(mark: str) -> str:
-    return f"<\uff5ctool\u2581{mark}\uff5c>"
-
-
-DSML, GCML = "\uff5cDSML\uff5c", "\uff5cGCML\uff5c"
-IM_USER, IM_END = "<|im_start|>user\n", "<|im_end|>\n"
-IM: dict[str, Any] = {"user": (IM_USER, IM_END), "assistant": ("<|im_start|>assistant\n", IM_END)}
-OPENED = "<|im_start|>assistant\n<think>\n"
-HERMES = named('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
-HERMES_CALL = f'<tool_call>\n{{"name": "look", "arguments": {JSON}}}\n</tool_call>'
-FUNCTION = (
-    said("<tool_call>\n<function=")
-    + "{{ f.name }}"
-    + said(">\n")
-    + pairs("<parameter=", ">\n", "\n</parameter>\n")
-    + said("</function>\n</tool_call>")
+from late_templates import LATE
+from template_family import (
+    DEEPSEEK,
+    DSML,
+    FUNCTION,
+    FUNCTION_CALL,
+    GCML,
+    GLM,
+    GRANITE,
+    HERMES,
+    HERMES_CALL,
+    IM,
+    JSON,
+    OPENED,
+    Family,
+    d,
+    invoked,
+    named,
+    pairs,
+    said,
 )
-FUNCTION_CALL = (
-    '<tool_call>\n<function=look>\n<parameter=city>\nOslo "N"\n</parameter>\n'
-    "<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>"
-)
-GLM: dict[str, Any] = {
-    "style": "glm",
-    "user": ("<|user|>\n", ""),
-    "assistant": ("<|assistant|>", ""),
-    "result": ("<|observation|>\n<tool_response>\n", "\n</tool_response>"),
-}
-DEEPSEEK: dict[str, Any] = {
-    "user": ("<\uff5cUser\uff5c>", ""),
-    "assistant": ("<\uff5cAssistant\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
-    "begin": "<\uff5cAssistant\uff5c><think>",
-    "content": "(m.content or '').split('</think>')[-1]",
-    "repeats": False,
-}
-GRANITE: dict[str, Any] = {
-    "user": ("<|start_of_role|>user<|end_of_role|>", "<|end_of_text|>\n"),
-    "assistant": ("<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>\n"),
-}
+
 FAMILIES = {
     "qwen-3": Family(
         "hermes",
@@ -184,7 +82,7 @@ FAMILIES = {
         '"N"</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>',
     ),
     "glm-4.7": Family(
-        **GLM,
+        **{**GLM, "style": "glm-4.7"},
         begin="<|assistant|><think>",
         thoughts=("<think>", "</think>"),
         call=said("<tool_call>")
@@ -233,19 +131,7 @@ FAMILIES = {
         "dsml-function_calls",
         **{**DEEPSEEK, "content": "m.content", "repeats": True},
         thoughts=("<think>", "</think>"),
-        call=said(f'<{DSML}invoke name="')
-        + "{{ f.name }}"
-        + said('">\n')
-        + "{% for k, v in f.arguments.items() %}"
-        + said(f'<{DSML}parameter name="')
-        + "{{ k }}"
-        + said('" string="')
-        + "{{ 'true' if v is string else 'false' }}"
-        + said('">')
-        + "{{ v if v is string else v | tojson }}"
-        + said(f"</{DSML}parameter>\n")
-        + "{% endfor %}"
-        + said(f"</{DSML}invoke>\n"),
+        call=invoked(DSML),
         calls=(f"\n\n<{DSML}function_calls>\n", f"</{DSML}function_calls>"),
         between="",
         text="Hm.</think>Yes.",
@@ -499,19 +385,7 @@ FAMILIES = {
         ("assistant<|role_sep|>\n", "<|message_sep|>\n\n"),
         begin="assistant<|role_sep|>\n<think>",
         thoughts=("<think>", "</think>\n\n"),
-        call=said(f'<{GCML}invoke name="')
-        + "{{ f.name }}"
-        + said('">\n')
-        + "{% for k, v in f.arguments.items() %}"
-        + said(f'<{GCML}parameter name="')
-        + "{{ k }}"
-        + said('" string="')
-        + "{{ 'true' if v is string else 'false' }}"
-        + said('">')
-        + "{{ v if v is string else v | tojson }}"
-        + said(f"</{GCML}parameter>\n")
-        + "{% endfor %}"
-        + said(f"</{GCML}invoke>\n"),
+        call=invoked(GCML),
         calls=(f"<{GCML}tool_calls>\n", f"</{GCML}tool_calls>"),
         between="",
         text="Hm.</think>\n\nYes.",
@@ -525,6 +399,7 @@ FAMILIES = {
         ("<|start|>assistant", "<|eot|>"),
         thoughts=(" to=self<|message|>", "<|eom|><|start|>assistant"),
         content="' to=user<|message|>' ~ m.content if m.content else ''",
+        extra="Reasoning strength: {{ reasoning_strength | default('high') }}.",
         call=said(" to=")
         + "{{ f.name }}"
         + said('<|message|><atem:function_calls>\n<atem:invoke name="')
@@ -586,4 +461,5 @@ FAMILIES = {
         extra="{# <tool_calls>[ #}",
         repeats=False,  # earlier answers lack what the prompt begins with
     ),
+    **LATE,
 }

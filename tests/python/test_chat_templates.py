@@ -13,7 +13,8 @@ from powerinfer_cpp.text.chat import TemplateFormat
 from powerinfer_cpp.text.thinking import Thinking
 from powerinfer_cpp.text.tool_chat import Turn, prepare
 from powerinfer_cpp.text.tools import HARMONY, ToolRequest, message
-from template_families import FAMILIES, GIVEN
+from template_families import FAMILIES
+from template_family import GIVEN
 
 LOOK = {
     "type": "object",
@@ -24,10 +25,11 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": LOOK}}]
 ASK = {"role": "user", "content": "Why?"}
 
 
-def turn(name: str, messages: Sequence[dict[str, Any]]) -> Turn:
+def turn(name: str, messages: Sequence[dict[str, Any]], **asked: Any) -> Turn:
     template = TemplateFormat(FAMILIES[name].source, "<s>", "</s>")
     request = ToolRequest.of(TOOLS)
-    return prepare(template, messages, request, lambda _texts: {}, thinking=Thinking())
+    thinking = Thinking(**{"on": FAMILIES[name].on, **asked})
+    return prepare(template, messages, request, lambda _texts: {}, thinking=thinking)
 
 
 def read(name: str, pieces: Sequence[str]) -> dict[str, Any]:
@@ -77,6 +79,35 @@ def test_prompts_of_a_family(name: str) -> None:
     assert later.startswith(first.text + family.called) == family.repeats
     asked = turn(name, [ASK, {**answer, "content": "Yes.", "tool_calls": None}, ASK]).text
     assert "Yes." in asked
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].off is not None])
+def test_prompts_of_a_family_that_is_not_to_think(name: str) -> None:
+    family = FAMILIES[name]
+    assert family.off is not None
+    quiet = turn(name, [ASK], on=False)
+    assert quiet.text.endswith(f"{family.user[0]}Why?{family.user[1]}{family.off}")
+    assert quiet.parser is not None
+    assert message(quiet.parser.push("Yes.") + quiet.parser.finish())["content"] == "Yes."
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "said"),
+    [
+        ("hy3", {"on": None}, "effort:no_think"),
+        ("hy3", {"on": False}, "effort:no_think"),
+        ("hy3", {"on": True}, "effort:high"),
+        ("hy3", {"on": True, "effort": "minimal"}, "effort:low"),
+        ("hy3", {"on": True, "effort": "max"}, "effort:high"),
+        ("hy3", {"on": True, "names": {"reasoning_effort": "low"}}, "effort:low"),
+        ("muse-glimmer", {}, "strength: high."),
+        ("muse-glimmer", {"on": True, "effort": "medium"}, "strength: medium."),
+        ("muse-glimmer", {"on": True, "effort": "max"}, "strength: xhigh."),
+        ("muse-glimmer", {"on": False}, "strength: low."),
+    ],
+)
+def test_a_template_gets_efforts_that_it_knows(name: str, asked: dict[str, Any], said: str) -> None:
+    assert said in turn(name, [ASK], **asked).text
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,9 @@ TEXTS = {
     "glm": '<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>12 "<a>"\nb</arg_value>\n'
     "<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n<arg_key>more</arg_key>\n"
     '<arg_value>{"deep": true}</arg_value>\n</tool_call>\n<tool_call>now</tool_call>',
+    "glm-4.7": '<tool_call>look<arg_key>city</arg_key><arg_value>12 "<a>"\nb</arg_value>'
+    "<arg_key>n</arg_key><arg_value>3</arg_value><arg_key>more</arg_key><arg_value>"
+    '{"deep": true}</arg_value></tool_call><tool_call>now</tool_call>',
     "hunyuan": "<tool_calls:opensource>\n<tool_call:opensource>look<tool_sep:opensource>\n"
     '<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>12 "<a>"\nb'
     "</arg_value:opensource>\n<arg_key:opensource>n</arg_key:opensource>\n"

@@ -15,7 +15,6 @@ from .grammar import LlamaGrammar
 from .thinking import EFFORT_NAMES, Thinking
 from .thought_limit import ThoughtLimit
 from .tools import (
-    HARMONY,
     HERMES,
     STYLES,
     Parser,
@@ -137,7 +136,15 @@ def _common(a: str, b: str) -> int:
 # What templates know instead, which refuse other words.
 _KNOWN_EFFORTS = {
     "harmony": {"minimal": "low", "xhigh": "high", "max": "high"},
+    "hunyuan": {"minimal": "low", "medium": "high", "xhigh": "high", "max": "high"},
     "kimi-3": {"minimal": "low", "medium": "high", "xhigh": "max"},
+    "atem": {"minimal": "low", "max": "xhigh"},
+}
+# Words that turn thoughts on, and off as far as that goes, where a template has no other way.
+_SWITCHES = {
+    "harmony": {False: "low"},
+    "atem": {False: "low"},
+    "hunyuan": {False: "no_think", True: "high"},
 }
 NEXT = "<|start|>assistant"  # with what messages begin behind others
 # Texts of control tokens that end messages, which need not end the answer.
@@ -224,9 +231,12 @@ def _prompt(
     style = getattr(chat_format, "style", None)
     if getattr(chat_format, "takes_names", False):
         names = thinking.template_names()
-        if style is HARMONY:
-            names |= {"reasoning_effort": "low"} if thinking.on is False else {}
-        known = _KNOWN_EFFORTS.get(style.name, {}) if style is not None else {}
+        of = style.name if style is not None else ""
+        switch = _SWITCHES.get(of, {}).get(thinking.on)
+        if switch is not None:  # a word that is asked for counts more than that it thinks
+            told = dict.fromkeys(EFFORT_NAMES, switch)
+            names = {**told, **names} if thinking.on else names | told
+        known = _KNOWN_EFFORTS.get(of, {})
         names |= {name: known.get(names[name], names[name]) for name in EFFORT_NAMES & names.keys()}
         if not thinking.begins and not thinking.continues:
             names["add_generation_prompt"] = False

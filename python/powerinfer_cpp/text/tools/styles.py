@@ -306,12 +306,7 @@ COHERE = _listed(
 APRIEL = _listed("apriel", "<tool_calls>", "</tool_calls>")
 GRANITE_3 = _listed("granite-3", "<|tool_call|>", "")
 GIGACHAT = Style(
-    "gigachat",
-    "<|function_call|>",
-    "",
-    _object(),
-    ("<|function_call|>",),
-    history=one_by_one,
+    "gigachat", "<|function_call|>", "", _object(), ("<|function_call|>",), history=one_by_one
 )
 _SEPS = ("<|message_sep|>\n", "<|message_sep|>", "")  # of which line breaks are missing, or all
 GIGACHAT_3 = Style(
@@ -359,6 +354,13 @@ GLM = Style(
     between="\n<tool_call>",
     tags=True,
     padded=True,
+)
+GLM_4_7 = replace(  # of Laguna, too: without line breaks
+    GLM,
+    name="glm-4.7",
+    call=("{name}", "</tool_call>"),
+    argument=("<arg_key>{key}</arg_key><arg_value>", "</arg_value>"),
+    between="<tool_call>",
 )
 HUNYUAN = Style(
     "hunyuan",
@@ -587,7 +589,7 @@ STYLES = {
     for style in (
         *(HERMES, LLAMA_3, MISTRAL, MISTRAL_ARGS),
         *(NEMOTRON, COHERE, APRIEL, GRANITE_3, MINIMAX_1, GIGACHAT, GIGACHAT_3),
-        *(QWEN_CODER, SEED, GLM, HUNYUAN, MINIMAX, MINIMAX_3, ATEM, DSML, DSML_4, GCML),
+        *(QWEN_CODER, SEED, GLM, GLM_4_7, HUNYUAN, MINIMAX, MINIMAX_3, ATEM, DSML, DSML_4, GCML),
         *(DEEPSEEK, DEEPSEEK_R1, KIMI, KIMI_3, SOLAR, APERTUS, FUNCTIONARY, FUNCTIONARY_3, MINICPM),
         *(LFM2, SMOLLM, GEMMA_4, HARMONY),
     )

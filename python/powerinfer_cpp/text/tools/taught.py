@@ -39,6 +39,7 @@ _MARKS: tuple[tuple[Style, tuple[str, ...]], ...] = (
     (styles.MINICPM, (styles.MINICPM.opening,)),
     (styles.QWEN_CODER, ("<tool_call>", "<function=")),
     (styles.FUNCTIONARY, ("<function=", "</function>")),
+    (styles.GLM_4_7, ("<tool_call>", "</arg_key><arg_value>")),
     (styles.GLM, ("<tool_call>", "<arg_key>")),
 )
 
