@@ -33,6 +33,7 @@ sys.path.insert(0, str(HERE))
 from delta_net_cases import DELTA_NETS  # noqa: E402
 from latent_cases import LATENTS  # noqa: E402
 from mixture_cases import GPT2, MIXTURES, STARCODER2  # noqa: E402
+from output_gate_cases import OUTPUT_GATES  # noqa: E402
 from squared_relu_cases import SQUARED_RELU  # noqa: E402
 
 ROOT = HERE.parents[1]
@@ -63,7 +64,7 @@ BASE: dict[str, Any] = {
     "eos_token_id": 2,
 }
 # Families with keys of their own take none of BASE.
-OF_OWN_KEYS = ("falcon", "gpt2", "nemotron", "opt", "stablelm", "starcoder2")
+OF_OWN_KEYS = ("falcon", "gpt2", "muse_glimmer", "nemotron", "opt", "stablelm", "starcoder2")
 SIZES = {key: BASE[key] for key in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id")}
 FALCON: dict[str, Any] = {
     **SIZES,
@@ -293,14 +294,16 @@ CASES: dict[str, dict[str, Any]] = {
     **SQUARED_RELU,
     "starcoder2": STARCODER2,
     **DELTA_NETS,
+    **OUTPUT_GATES,
 }
 
 
 def class_for(config: dict[str, Any]) -> Any:
     """transformers' class for a config.json; the automatic one does not list all."""
-    from transformers import AutoModelForCausalLM, Mistral4ForCausalLM
+    import transformers
 
-    return Mistral4ForCausalLM if config["model_type"] == "mistral4" else AutoModelForCausalLM
+    own = {"mistral4": "Mistral4ForCausalLM", "muse_glimmer": "MuseGlimmerForConditionalGeneration"}
+    return getattr(transformers, own.get(config["model_type"], "AutoModelForCausalLM"))
 
 
 def build(config: dict[str, Any]) -> Any:
@@ -357,20 +360,21 @@ def checkpoint_logits(folder: Path, tokens: np.ndarray) -> np.ndarray:
 def randomise(model: Any, seed: int) -> None:
     """Fills all weights: matrices by their inputs, norms around 1, biases of a visible size.
 
-    Gemma's, Nemotron's and Qwen3-Next's norms add 1 to their weights, these except inside delta
-    nets; GPT-2's matrices are [inputs, outputs].
+    Gemma's, Nemotron's, Qwen3-Next's and Muse Glimmer's norms add 1 to their weights, these except
+    inside delta nets and at the end; GPT-2's matrices are [inputs, outputs].
     """
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     kinds = ("gemma", "gemma2", "gemma3_text", "nemotron", "qwen3_next", "qwen3_5_text")
-    adds_one = model.config.model_type in (*kinds, "qwen3_5_moe_text")
+    adds_one = model.config.model_type in (*kinds, "qwen3_5_moe_text", "muse_glimmer")
+    plain = ("linear_attn.norm.weight", "language_model.norm.weight")
     for name, p in sorted(model.named_parameters()):
         values = torch.randn(p.shape, generator=generator)
         if name.endswith("scale"):
             p.data = 1 + 0.3 * values
         elif name.endswith(".weight") and p.dim() == 1:  # of a norm
-            plus_one = adds_one and not name.endswith("linear_attn.norm.weight")
+            plus_one = adds_one and not name.endswith(plain)
             p.data = (0 if plus_one else 1) + 0.2 * values
         elif name.endswith("A_log"):  # states that fade over some positions
             p.data = 0.7 * values - 1.5
@@ -382,6 +386,8 @@ def randomise(model: Any, seed: int) -> None:
             sharp = 1.7 if any(part in name for part in ("q_proj", "k_proj", "c_attn")) else 1.2
             if "gate_up_proj" in name:  # gpt-oss clamps them
                 sharp = 4.0
+            if "o_proj" in name and model.config.model_type == "muse_glimmer":
+                sharp = 1e-3  # so small that the epsilon of the norm behind matters
             inputs = p.shape[0 if model.config.model_type == "gpt2" else -1]
             p.data = sharp / math.sqrt(inputs) * values
     for name, buffer in sorted(model.named_buffers()):

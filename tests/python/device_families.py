@@ -148,6 +148,7 @@ VARIANTS = {
     "layers without attention or block": "mamba:nemotron-attention",
     "experts that read narrower rows": "mamba:nemotron-narrow",
     "Mamba-2 beside attention": "mamba:falcon",
+    "gates of values, embeddings behind a norm": "muse-glimmer",
 }
 # Those of the values above that are tests.
 TESTS = {"on_simt.py", "test_flags.cpp"}

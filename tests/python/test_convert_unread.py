@@ -346,6 +346,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "hunyuan_v1_dense": {**_LLAMA, "rms_norm_eps": 1e-5},
     "hunyuan_v1_moe": {**_LLAMA, "rms_norm_eps": 1e-5},
+    "muse_glimmer": {},  # its keys are in text_config
     "granite": {**_LLAMA, **_MULTIPLIERS},
     "granitemoeshared": {**_LLAMA, **_MULTIPLIERS},
     "phimoe": {

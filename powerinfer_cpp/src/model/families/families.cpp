@@ -135,8 +135,8 @@ const std::vector<Family>& all_families() {
              {&kLlamaFamilies, &kMixtureFamilies, &kDeepSeekFamilies, &kDeltaNetFamilies,
               &kGraniteFamilies, &kDenseFamilies, &kFalconFamilies, &kFalconH1Families,
               &kGemmaFamilies, &kGemma4Families, &kGpt2Families, &kGptOssFamilies, &kLfm2Families,
-              &kNemotronHFamilies, &kOptFamilies, &kSmallThinkerFamilies, &kSquaredReluFamilies,
-              &kStableLmFamilies}) {
+              &kMuseGlimmerFamilies, &kNemotronHFamilies, &kOptFamilies, &kSmallThinkerFamilies,
+              &kSquaredReluFamilies, &kStableLmFamilies}) {
             found.insert(found.end(), group->begin(), group->end());
         }
         return found;
@@ -361,9 +361,11 @@ std::vector<int64_t> read_windows(const Model& model, WindowPattern missing) {
         flags = nullptr;
     }
     const int64_t period = flags ? 0 : gguf.integer(pattern, 0, INT32_MAX, missing.period);
+    using Global = WindowPattern::Global;
+    int64_t global = missing.global == Global::first ? 0 : period - 1;
+    if (period && missing.global == Global::from_end) global = (n_layer - 1) % period;
     std::vector<int64_t> windows;
     for (int64_t i = 0; i < n_layer; i++) {
-        const int64_t global = missing.global_first ? 0 : period - 1;
         const bool slides = flags         ? flags->integer(uint64_t(i)) != 0
                             : period == 0 ? true
                                           : i % period != global;

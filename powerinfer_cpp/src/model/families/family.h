@@ -61,6 +61,7 @@ extern const std::vector<Family> kDenseFamilies;  // near_llama.cpp
 extern const std::vector<Family> kFalconFamilies;
 extern const std::vector<Family> kGemmaFamilies;  // gemma, gemma2, gemma3
 extern const std::vector<Family> kGpt2Families;
+extern const std::vector<Family> kMuseGlimmerFamilies;
 extern const std::vector<Family> kOptFamilies;
 extern const std::vector<Family> kSquaredReluFamilies;  // arcee, bitnet, nemotron
 extern const std::vector<Family> kStableLmFamilies;
@@ -109,9 +110,11 @@ LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer);
 // Which layers have a window, for files that do not say, as llama.cpp has it.
 struct WindowPattern {
     int64_t window;  // positions; 0: no layer has one
-    // The last layer of each period (or the first) sees all positions; 0: every layer has a window.
+    // One layer of each period sees all positions; 0: every layer has a window.
     int64_t period;
-    bool global_first = false;
+    // It is the last one of a period, or the first; or periods are counted from the model's last
+    // layer, which sees all.
+    enum class Global { last, first, from_end } global = Global::last;
 };
 // The windows of all layers, from {arch}.attention.sliding_window and sliding_window_pattern: a
 // period, or an array with a flag per layer, 1 for a window.

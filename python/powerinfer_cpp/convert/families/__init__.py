@@ -7,6 +7,7 @@ from ..config import Config
 from .dense.falcon import Falcon
 from .dense.gemma import Gemma, Gemma2, Gemma3
 from .dense.gpt2 import Gpt2
+from .dense.muse_glimmer import MuseGlimmer
 from .dense.near_llama import (
     Apertus,
     Cohere2,
@@ -84,6 +85,8 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "gemma3_text": Gemma3,
     "gemma4": Gemma4,  # with images and sound; the text part is converted
     "gemma4_text": Gemma4,
+    "muse_glimmer": MuseGlimmer,  # with images; the text part is converted
+    "muse_glimmer_text": MuseGlimmer,
     "gpt2": Gpt2,
     "gpt_oss": GptOss,
     "opt": Opt,

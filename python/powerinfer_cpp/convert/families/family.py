@@ -39,6 +39,7 @@ class Family:
     default_ctx: int | None = None
     may_hold_predictors = False  # in the checkpoint
     window_period = 0  # of the architecture's windows, see _periodic()
+    lists_windows = False  # the GGUF has a flag for each layer, whatever the windows
     left_out: re.Pattern[str] | None = None  # names of tensors that are not needed
     root = "model."  # what the names of tensors begin with, except the head's
     first = "embed_tokens.weight"  # name of the embedding behind it
@@ -148,12 +149,15 @@ class Family:
     def pattern_entries(self) -> Iterator[Entry]:
         """Which layers have the window: nothing if as usual, a period, or a flag for each layer."""
         key, n = f"{self.architecture}.attention.sliding_window_pattern", len(self.slides)
-        if not self.slides or self.slides == _periodic(self.window_period, n):
+        if not self.slides:
             return
-        for period in range(n + 1):
-            if self.slides == _periodic(period, n):
-                yield uint32(key, period)
+        if not self.lists_windows:
+            if self.slides == _periodic(self.window_period, n):
                 return
+            for period in range(n + 1):
+                if self.slides == _periodic(period, n):
+                    yield uint32(key, period)
+                    return
         yield array(key, "BOOL", self.slides)
 
     # ---- Tensors ----

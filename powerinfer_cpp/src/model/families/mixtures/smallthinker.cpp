@@ -20,7 +20,8 @@ void weights_smallthinker(Model& m, std::vector<WeightSpec>& specs) {
     const Config& c = m.config;
     Weights w(m, specs);
     w.embedding_and_head();
-    const std::vector<int64_t> windows = read_windows(m, {0, kSmallThinkerPeriod, true});
+    const std::vector<int64_t> windows =
+        read_windows(m, {0, kSmallThinkerPeriod, WindowPattern::Global::first});
     const bool slides =
         std::any_of(windows.begin(), windows.end(), [](int64_t n) { return n > 0; });
     for (int64_t i = 0; i < c.n_layer; i++) {

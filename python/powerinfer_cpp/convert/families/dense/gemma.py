@@ -11,6 +11,23 @@ from ...writer import Entry, float32
 from ..llama import Llama
 
 
+class NormsAround(Llama):
+    """Norms before and behind both parts, by the names of Gemma 2's."""
+
+    def layer(
+        self, weights: Weights, theirs: str, block: str, transpose_down: bool
+    ) -> Iterator[Output]:
+        def norm(name: str, ours: str) -> Iterator[Output]:
+            return self.norm(weights, f"{theirs}.{name}_layernorm", f"{block}.{ours}")
+
+        yield from norm("input", "attn_norm")
+        yield from self.attention(weights, f"{theirs}.self_attn", block)
+        yield from norm("post_attention", "post_attention_norm")
+        yield from norm("pre_feedforward", "ffn_norm")
+        yield from self.ffn(weights, theirs, block, transpose_down)
+        yield from norm("post_feedforward", "post_ffw_norm")
+
+
 class Gemma(Llama):
     architecture = "gemma"
     pairs = False
@@ -36,7 +53,7 @@ class Gemma(Llama):
         return plus_one(ours, weights.take(f"{theirs}_norm.weight", self.head_dim))
 
 
-class Gemma2(Gemma):
+class Gemma2(NormsAround, Gemma):
     """Norms also after attention and FFN; layers with and without a window take turns."""
 
     architecture = "gemma2"
@@ -78,19 +95,6 @@ class Gemma2(Gemma):
             found = section_number(str(self.config.path), {name: cap}, name) if cap else 0.0
             if found != (default or 0):
                 yield float32(f"{arch}.{name}", found)
-
-    def layer(
-        self, weights: Weights, theirs: str, block: str, transpose_down: bool
-    ) -> Iterator[Output]:
-        def norm(name: str, ours: str) -> Iterator[Output]:
-            return self.norm(weights, f"{theirs}.{name}_layernorm", f"{block}.{ours}")
-
-        yield from norm("input", "attn_norm")
-        yield from self.attention(weights, f"{theirs}.self_attn", block)
-        yield from norm("post_attention", "post_attention_norm")
-        yield from norm("pre_feedforward", "ffn_norm")
-        yield from self.ffn(weights, theirs, block, transpose_down)
-        yield from norm("post_feedforward", "post_ffw_norm")
 
 
 class Gemma3(Gemma2):

@@ -169,18 +169,13 @@ class Olmo2(Llama):
 
     architecture = "olmo2"
     pairs = False
+    lists_windows = True
     default_eps = 1e-5
     has_rope_factors = False
 
     def __init__(self, config: Config):
         super().__init__(config)
         self.head_norms = True
-
-    def pattern_entries(self) -> Iterator[Entry]:
-        if self.slides:
-            yield array(
-                f"{self.architecture}.attention.sliding_window_pattern", "BOOL", self.slides
-            )
 
     def head_norm(self, weights: Weights, theirs: str, heads: int, ours: str) -> Output:
         return from_weight(ours, weights.take(f"{theirs}_norm.weight", heads * self.head_dim))
