@@ -149,6 +149,7 @@ VARIANTS = {
     "experts that read narrower rows": "mamba:nemotron-narrow",
     "Mamba-2 beside attention": "mamba:falcon",
     "gates of values, embeddings behind a norm": "muse-glimmer",
+    "gates of heads by softplus, heads that differ": "laguna",
 }
 # Those of the values above that are tests.
 TESTS = {"on_simt.py", "test_flags.cpp"}

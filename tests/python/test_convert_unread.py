@@ -346,6 +346,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "hunyuan_v1_dense": {**_LLAMA, "rms_norm_eps": 1e-5},
     "hunyuan_v1_moe": {**_LLAMA, "rms_norm_eps": 1e-5},
+    "laguna": {
+        **_LLAMA,
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 500000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        },
+        "layer_types": ["full_attention"] * 2,
+        "sliding_window": 512,
+        "num_attention_heads_per_layer": [4, 4],
+        "moe_routed_scaling_factor": 1.0,
+    },
     "muse_glimmer": {},  # its keys are in text_config
     "granite": {**_LLAMA, **_MULTIPLIERS},
     "granitemoeshared": {**_LLAMA, **_MULTIPLIERS},

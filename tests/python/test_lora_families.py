@@ -33,7 +33,7 @@ FIXED = re.compile(
     r".*embed.*|.*\.(experts\.\d+\..+|shared_expert_gate|kv_b_proj)|transformer\.w[tp]e"
 )
 QUICK = "deepseek-v2 falcon-40b gemma4-embeddings gpt2 lfm2 llama-bias mixtral opt phi3-short "
-QUICK += "qwen3-5 qwen3-next stablelm"
+QUICK += "laguna qwen3-5 qwen3-next stablelm"
 # Those that safetensors' numpy side reads.
 ALL = sorted(
     path.parent.name

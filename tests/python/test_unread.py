@@ -55,6 +55,7 @@ CASES = {
     "lfm2": "lfm2",
     "lfm2moe": "lfm2-moe",
     "glm4moe": "glm4-moe",
+    "laguna": "laguna",
     "muse-glimmer": "muse-glimmer",
     "dots1": "dots1",
     "minimax-m2": "minimax-m2",

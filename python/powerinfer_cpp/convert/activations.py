@@ -27,6 +27,7 @@ _DEFAULTS = {
     "hunyuan-moe": ("silu", "relu"),
     "minimax-m2": ("silu", "relu"),
     "dots1": ("silu", "relu"),
+    "laguna": ("silu", "relu"),
     "muse-glimmer": ("silu", "relu"),
     "granite": ("silu", "relu"),
     "granitemoe": ("silu", "relu"),

@@ -131,12 +131,13 @@ RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix,
 const std::vector<Family>& all_families() {
     static const std::vector<Family> all = [] {
         std::vector<Family> found;
-        for (const auto* group :
-             {&kLlamaFamilies, &kMixtureFamilies, &kDeepSeekFamilies, &kDeltaNetFamilies,
-              &kGraniteFamilies, &kDenseFamilies, &kFalconFamilies, &kFalconH1Families,
-              &kGemmaFamilies, &kGemma4Families, &kGpt2Families, &kGptOssFamilies, &kLfm2Families,
-              &kMuseGlimmerFamilies, &kNemotronHFamilies, &kOptFamilies, &kSmallThinkerFamilies,
-              &kSquaredReluFamilies, &kStableLmFamilies}) {
+        for (const auto* group : {&kLlamaFamilies,       &kMixtureFamilies,  &kDeepSeekFamilies,
+                                  &kDeltaNetFamilies,    &kGraniteFamilies,  &kDenseFamilies,
+                                  &kFalconFamilies,      &kFalconH1Families, &kGemmaFamilies,
+                                  &kGemma4Families,      &kGpt2Families,     &kGptOssFamilies,
+                                  &kLagunaFamilies,      &kLfm2Families,     &kMuseGlimmerFamilies,
+                                  &kNemotronHFamilies,   &kOptFamilies,      &kSmallThinkerFamilies,
+                                  &kSquaredReluFamilies, &kStableLmFamilies}) {
             found.insert(found.end(), group->begin(), group->end());
         }
         return found;
@@ -372,6 +373,17 @@ std::vector<int64_t> read_windows(const Model& model, WindowPattern missing) {
         windows.push_back(slides ? window : 0);
     }
     return windows;
+}
+
+void add_window_rope(const ggml::Gguf& gguf, Config& c, Rope missing, int64_t width) {
+    const std::string key = c.architecture + ".rope.";
+    missing.base = gguf.number(key + "freq_base_swa", 1e-3, 1e12, missing.base);
+    missing.n_rot = gguf.integer(key + "dimension_count_swa", 2, width, missing.n_rot);
+    if (missing.n_rot % 2) {
+        refuse(gguf, Code::format, key + "dimension_count_swa must be even");
+    }
+    missing.scaled = false;
+    c.ropes.push_back(missing);
 }
 
 const ggml::Value* layer_flags(const Model& model, const std::string& key) {

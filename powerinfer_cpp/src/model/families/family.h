@@ -71,6 +71,7 @@ extern const std::vector<Family> kMixtureFamilies;   // glm4moe, olmoe, hunyuan.
 extern const std::vector<Family> kDeepSeekFamilies;  // deepseek2, mistral4
 extern const std::vector<Family> kGemma4Families;
 extern const std::vector<Family> kGptOssFamilies;
+extern const std::vector<Family> kLagunaFamilies;
 extern const std::vector<Family> kSmallThinkerFamilies;
 
 // recurrent/: with states
@@ -119,6 +120,9 @@ struct WindowPattern {
 // The windows of all layers, from {arch}.attention.sliding_window and sliding_window_pattern: a
 // period, or an array with a flag per layer, 1 for a window.
 std::vector<int64_t> read_windows(const Model& model, WindowPattern missing);
+// A rotation of layers with a window, which is not scaled, behind the others: {arch}.rope.
+// freq_base_swa and dimension_count_swa, where the file has them. width: of a head there.
+void add_window_rope(const ggml::Gguf& gguf, Config& c, Rope missing, int64_t width);
 // An array with a flag for each layer, which may count those that guess tokens; null: there is
 // none. Throws Error(format) for anything else under the key.
 const ggml::Value* layer_flags(const Model& model, const std::string& key);

@@ -31,6 +31,7 @@ from .mixtures.ernie import Ernie, ErnieMoe
 from .mixtures.gemma4 import Gemma4
 from .mixtures.gpt_oss import GptOss
 from .mixtures.hunyuan import Hunyuan, HunyuanMoe
+from .mixtures.laguna import Laguna
 from .mixtures.mixture import Dots1, Glm4Moe, MiniMaxM2, Olmoe, Qwen2Moe, Qwen3Moe
 from .mixtures.phimoe import PhiMoe
 from .mixtures.smallthinker import SmallThinker
@@ -65,6 +66,7 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "hunyuan_v1_moe": HunyuanMoe,
     "minimax_m2": MiniMaxM2,
     "dots1": Dots1,
+    "laguna": Laguna,
     "granite": Granite,
     "granitemoe": GraniteMoe,
     "granitemoeshared": GraniteMoe,

@@ -269,6 +269,8 @@ def all_outputs(
 
     Raises ModelFormatError also for weights that nobody uses; with allow_unknown they are a note.
     """
+    # transformers saves matrices without rows for a shared expert that no layer has.
+    checkpoint = {name: w for name, w in checkpoint.items() if 0 not in w.shape}
     needed = {name: w for name, w in checkpoint.items() if not family.is_draft(name)}
     guesses = family.take_guesses(checkpoint)
     if len(needed) + len(guesses) < len(checkpoint):

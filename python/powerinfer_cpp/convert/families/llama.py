@@ -116,8 +116,9 @@ class Llama(Family):
         yield from self.ffn(weights, theirs, block, transpose_down)
 
     def attention(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
+        n_head = self.heads_of(block)
         for part, heads, turns in (
-            ("q", self.n_head * (2 if self.gates_attention else 1), True),
+            ("q", n_head * (2 if self.gates_attention else 1), True),
             ("k", self.n_head_kv, True),
             ("v", self.n_head_kv, False),
         ):
@@ -130,9 +131,13 @@ class Llama(Family):
             if turns and self.head_norms:
                 name = f"{block}.attn_{part}_norm.weight"
                 yield self.head_norm(weights, f"{theirs}.{part}", heads, name)
-        shape = (self.n_embd, self.n_q)
+        shape = (self.n_embd, n_head * self.head_dim)
         name = f"{theirs}.{self.attention_out}"
         yield from self.linear(weights, name, f"{block}.attn_output", shape, self.o_bias)
+
+    def heads_of(self, _block: str) -> int:
+        """Heads of queries in a layer."""
+        return self.n_head
 
     def head_norm(self, weights: Weights, theirs: str, _heads: int, ours: str) -> Output:
         """The norm over each head of queries or keys."""

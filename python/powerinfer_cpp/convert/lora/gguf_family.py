@@ -141,11 +141,12 @@ def _values(gguf: Gguf, architecture: str) -> dict[str, Any]:
     found["vocab_size"] = embedding[0]
     found["block_auto_adjust_ff_dim"] = False  # of LFM2
     found["new_decoder_architecture"] = found.get("num_kv_heads", 1) > 1  # of Falcon
-    routers = (f"blk.{i}.ffn_gate_inp.weight" for i in range(n_layer))
-    found["mlp_only_layers"] = [i for i, name in enumerate(routers) if name not in shapes]
+    routed = [f"blk.{i}.ffn_gate_inp.weight" in shapes for i in range(n_layer)]
+    found["mlp_only_layers"] = [i for i in range(n_layer) if not routed[i]]
+    found["mlp_layer_types"] = ["sparse" if here else "dense" for here in routed]
     n_embd, n_head = (
         source.size(gguf, "embedding_length"),
-        source.size(gguf, "attention.head_count"),
+        source.size(gguf, "attention.head_count", layer=0),
     )
     found.setdefault("head_dim", max(1, n_embd // max(1, n_head)))
     found.setdefault("shared_intermediate_size", found.get("intermediate_size"))
@@ -161,7 +162,19 @@ def _values(gguf: Gguf, architecture: str) -> dict[str, Any]:
             for i in range(n_layer)
         ]
         found["layer_types"] = [_KINDS[architecture].get(kind) for kind in kinds]
-    return found | (_of_gemma4(gguf, shapes) if architecture == "gemma4" else {})
+    own = {"gemma4": _of_gemma4, "laguna": _of_laguna}.get(architecture)
+    return found | (own(gguf, shapes) if own else {})
+
+
+def _of_laguna(gguf: Gguf, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    """The heads of each layer, and what has a gate."""
+    n_layer = source.n_layer(gguf)
+    heads = [source.size(gguf, "attention.head_count", layer=i) for i in range(n_layer)]
+    gates = shapes.get("blk.0.attn_gate.weight", (0,))[0]
+    return {
+        "num_attention_heads_per_layer": heads,
+        "gating": True if gates == heads[0] else "per-element",
+    }
 
 
 def _of_gemma4(gguf: Gguf, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:

@@ -28,13 +28,7 @@ void configure_gemma4(const ggml::Gguf& gguf, Config& c) {
     c.embedding_scale = std::sqrt(float(c.n_embd));
     c.logit_softcap = float(gguf.number(key(".final_logit_softcapping"), 0, 1e6, 30));  // 0: none
     const int64_t width = window_head_dim(gguf, c);
-    const double base = gguf.number(key(".rope.freq_base_swa"), 1e-3, 1e12, 10000);
-    const std::string rotated = key(".rope.dimension_count_swa");
-    const int64_t n_rot = gguf.integer(rotated, 2, width, width / 2 * 2);
-    if (n_rot % 2) {
-        throw ggml::Error(ggml::Code::format, gguf.path() + ": " + rotated + " must be even");
-    }
-    c.ropes.push_back({base, n_rot, false});
+    add_window_rope(gguf, c, {10000, width / 2 * 2}, width);
 }
 
 // Layers from `first` on read the keys and values of the last layer before it of their kind: the
