@@ -129,6 +129,17 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "rotary_dim": 6,
         "num_local_experts": 5,
     },
+    "hy-v3": {
+        **MIXTURE,
+        "seed": 133,
+        "model_type": "hy_v3",
+        "architectures": ["HYV3ForCausalLM"],
+        "head_dim": 16,
+        "moe_intermediate_size": 8,
+        "num_experts": 4,
+        "num_shared_experts": 2,
+        "router_scaling_factor": 1.5,
+    },
     "ernie": {
         **TINY,
         "model_type": "ernie4_5",

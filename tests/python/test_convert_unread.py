@@ -357,6 +357,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_attention_heads_per_layer": [4, 4],
         "moe_routed_scaling_factor": 1.0,
     },
+    "hy_v3": {
+        **_LLAMA,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 11158840.0,
+        "router_scaling_factor": 2.826,
+    },
     "muse_glimmer": {},  # its keys are in text_config
     "granite": {**_LLAMA, **_MULTIPLIERS},
     "granitemoeshared": {**_LLAMA, **_MULTIPLIERS},

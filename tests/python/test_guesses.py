@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import guessing
 import numpy as np
 import pytest
 import reference
-from families import logits, quiet
+from families import golden, logits, quiet
 from gguf_files import changed, raw, values
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
@@ -297,6 +298,41 @@ def test_keys_and_names(kind: str, tmp_path: Path) -> None:
     else:
         assert found[f"{arch}.feed_forward_length"] == [24, 0, 0, 24, 24]
         assert found[f"{arch}.attention.head_count_kv"] == [0, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "norm"),
+    [(partial(golden, "hy-v3"), "nextn.shared_head_norm")],
+)
+def test_a_layer_behind_the_others(make: Callable[..., object], norm: str, tmp_path: Path) -> None:
+    """As Hy3 has it: text is what it is without, guesses do not depend on calls."""
+    make(tmp_path / "plain")
+    plain = convert(tmp_path / "plain", outtype="f32", outfile=tmp_path / "a.gguf", log=quiet)
+    make(tmp_path / "more", num_nextn_predict_layers=1)
+    file, rng = tmp_path / "more" / "model.safetensors", np.random.default_rng(5)
+    weights = load_file(file)
+    for name in [name for name in weights if ".layers.1." in name]:
+        weights[name.replace(".layers.1.", ".layers.2.")] = weights[name].copy()
+    for name, shape in (
+        ("eh_proj", (32, 64)),
+        ("enorm", 32),
+        ("hnorm", 32),
+        ("final_layernorm", 32),
+    ):
+        weights[f"model.layers.2.{name}.weight"] = rng.standard_normal(shape).astype(np.float16)
+    save_file(weights, file)
+    path = convert(tmp_path / "more", outtype="f32", outfile=tmp_path / "b.gguf", log=quiet)
+    assert f"blk.2.{norm}.weight" in raw(path)
+    want = logits(plain)
+    assert np.array_equal(logits(path), want)
+    model, guesses = Model(str(path), nextn=True), []
+    for cut in (60, 1):
+        session = Session(model, n_ctx=64, **EXACT)
+        for begin in range(0, 60, cut):
+            session.eval(np.array(TOKENS[begin : begin + cut], np.int32))
+        session.guess(9)
+        guesses.append(session.guessed_logits().copy())
+    assert np.array_equal(*guesses) and np.isfinite(guesses[0]).all()
 
 
 def test_matrices_of_its_own(dense: Path, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ CASES = {
     "lfm2moe": "lfm2-moe",
     "glm4moe": "glm4-moe",
     "laguna": "laguna",
+    "hy_v3": "hy-v3",
     "muse-glimmer": "muse-glimmer",
     "dots1": "dots1",
     "minimax-m2": "minimax-m2",

@@ -28,6 +28,7 @@ _DEFAULTS = {
     "minimax-m2": ("silu", "relu"),
     "dots1": ("silu", "relu"),
     "laguna": ("silu", "relu"),
+    "hy_v3": ("silu", "relu"),
     "muse-glimmer": ("silu", "relu"),
     "granite": ("silu", "relu"),
     "granitemoe": ("silu", "relu"),

@@ -60,7 +60,12 @@ void Weights::router(int64_t i) {
     const int64_t n = r.how.n_expert;
     matrix(Part::ffn, blk(i, "ffn_gate_inp.weight"), n, m.config.n_embd, &r.w);
     optional(Part::ffn, blk(i, "ffn_gate_inp.bias"), n, &r.bias);
-    optional(Part::ffn, blk(i, "exp_probs_b.bias"), n, &r.how.choice_bias);
+    optional(Part::ffn, choice_bias(i), n, &r.how.choice_bias);
+}
+
+std::string Weights::choice_bias(int64_t i) const {
+    const std::string plain = blk(i, "exp_probs_b");
+    return has(plain) ? plain : plain + ".bias";
 }
 
 void Weights::narrow(int64_t i, FeedForward& of) {

@@ -255,6 +255,8 @@ class Weights {
     // Throws Error(format): a size is 0 in a layer that has such a part.
     [[noreturn]] void lacks(int64_t i, const char* key, const char* part) const;
     void fused_attention(int64_t i);
+    // Its name in the file: llama.cpp's files of Hy3 have it without an end.
+    std::string choice_bias(int64_t i) const;
     // What experts read and give, if the file says that it is narrower than a row.
     void narrow(int64_t i, FeedForward& of);
     // The last part of layer i, whose tensors are to be added.

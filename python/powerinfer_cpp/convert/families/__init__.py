@@ -31,6 +31,7 @@ from .mixtures.ernie import Ernie, ErnieMoe
 from .mixtures.gemma4 import Gemma4
 from .mixtures.gpt_oss import GptOss
 from .mixtures.hunyuan import Hunyuan, HunyuanMoe
+from .mixtures.hy_v3 import HyV3
 from .mixtures.laguna import Laguna
 from .mixtures.mixture import Dots1, Glm4Moe, MiniMaxM2, Olmoe, Qwen2Moe, Qwen3Moe
 from .mixtures.phimoe import PhiMoe
@@ -67,6 +68,7 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "minimax_m2": MiniMaxM2,
     "dots1": Dots1,
     "laguna": Laguna,
+    "hy_v3": HyV3,
     "granite": Granite,
     "granitemoe": GraniteMoe,
     "granitemoeshared": GraniteMoe,

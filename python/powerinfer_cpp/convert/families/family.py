@@ -171,8 +171,14 @@ class Family:
     def take_guesses(self, checkpoint: dict[str, Weight]) -> dict[str, Weight]:
         """The tensors of a layer that predicts further tokens, by their names without what stands
         before "mtp."; none if the family does not know such a layer. From here on it has one more.
+
+        Of a single layer that stands behind the others the names begin with "mtp.layers.0.".
         """
         found = {_MTP.sub("mtp.", n): w for n, w in checkpoint.items() if _MTP.match(n)}
+        for name, weight in checkpoint.items():
+            layer = _LAYER.match(name) if self.n_nextn == 1 else None
+            if layer and int(layer[1]) == self.n_layer:
+                found[f"mtp.layers.0.{name[layer.end() :]}"] = weight
         if not self.guess_names or not all(name in found for name in self.guess_names):
             return {}
         numbers = {int(layer[1]) for layer in map(_MTP_LAYER.match, found) if layer}

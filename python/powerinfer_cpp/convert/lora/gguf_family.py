@@ -50,7 +50,12 @@ _SIZES = {
         "shared_intermediate_size",
         "moe_shared_expert_intermediate_size",
     ),
-    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
+    "expert_shared_count": (
+        "n_shared_experts",
+        "moe_num_shared_experts",
+        "num_shared_expert",
+        "num_shared_experts",
+    ),
     "leading_dense_block_count": (
         "first_k_dense_replace",
         "num_dense_layers",

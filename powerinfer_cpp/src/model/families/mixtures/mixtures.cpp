@@ -63,11 +63,20 @@ void weights_glm4_moe(Model& m, std::vector<WeightSpec>& specs) {
     llama_weights(m, specs, form);
 }
 
-void weights_dots1(Model& m, std::vector<WeightSpec>& specs) {
+// dots.llm1 and Hy3.
+LayerForm form_of_sigmoids() {
     LayerForm form;
     form.head_norms = Norms::by_head;
     form.gating = ggml::Gating::sigmoid;
-    llama_weights(m, specs, form);
+    return form;
+}
+
+void weights_of_sigmoids(Model& m, std::vector<WeightSpec>& specs) {
+    llama_weights(m, specs, form_of_sigmoids());
+}
+
+void nextn_of_sigmoids(Model& m, std::vector<WeightSpec>& specs) {
+    Weights(m, specs).nextn(form_of_sigmoids());
 }
 
 void weights_hunyuan(Model& m, std::vector<WeightSpec>& specs) {
@@ -104,7 +113,8 @@ const std::vector<Family> kMixtureFamilies = {
     Family{"hunyuan-dense", configure_halves, weights_hunyuan},
     Family{"hunyuan-moe", configure_halves, weights_hunyuan}.of_experts(),
     Family{"minimax-m2", configure_halves, weights_minimax}.of_experts(),
-    Family{"dots1", configure_halves, weights_dots1}.of_experts(),
+    Family{"dots1", configure_halves, weights_of_sigmoids}.of_experts(),
+    Family{"hy_v3", configure_halves, weights_of_sigmoids}.of_experts().guessing(nextn_of_sigmoids),
     Family{"phimoe", configure_phi_mixture, weights_phi}.of_experts(),
 };
 

@@ -30,6 +30,7 @@ class Mixture(Llama):
     expert = "experts.{i}.{part}.weight"
     all_experts = ("experts.gate_up_proj", "experts.down_proj")  # newer: all of a layer in one
     choice_bias = ""  # added to the scores of experts, when they are chosen
+    choice_bias_name = "exp_probs_b.bias"  # GGUF's
     shared = ""  # of a layer: the experts that every token computes
     gating: int | None = None  # None: softmax
     normalises = True  # weights sum to 1, where a GGUF does not say
@@ -109,7 +110,7 @@ class Mixture(Llama):
             yield from self.experts(weights, *names, block, transpose_down)
         if self.choice_bias:
             bias = self.take_choice_bias(weights, f"{moe}.{self.choice_bias}")
-            yield from_weight(f"{block}.exp_probs_b.bias", bias)
+            yield from_weight(f"{block}.{self.choice_bias_name}", bias)
         if self.n_ff_shared:
             yield from self.shared_expert(weights, f"{theirs}.{self.shared}", block, transpose_down)
 
@@ -244,6 +245,23 @@ class MiniMaxM2(WholeRowNorms, Mixture):
         n_rot = self.config.integer("rotary_dim", default=self.head_dim)
         self.default_part = n_rot / self.head_dim
         return super().read_rope(default_theta)
+
+
+class GuessesBehind(Mixture):
+    """The layer that predicts further tokens stands behind the others."""
+
+    guess_names = tuple(
+        f"mtp.layers.0.{name}.weight" for name in ("eh_proj", "enorm", "hnorm", "final_layernorm")
+    )
+    last_guess_norm = "nextn.shared_head_norm"  # GGUF's name of final_layernorm
+
+    def guessing_layer(self, weights: Weights, block: str) -> Iterator[Output]:
+        theirs = "mtp.layers.0"
+        names = {name: f"{theirs}.{name}" for name in ("eh_proj", "enorm", "hnorm")}
+        yield from self.joined(weights, names, block)
+        name = f"{theirs}.final_layernorm"
+        yield from self.norm(weights, name, f"{block}.{self.last_guess_norm}")
+        yield from self.layer(weights, theirs, block, False)
 
 
 class GroupedMixture(Mixture):
