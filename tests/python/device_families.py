@@ -15,7 +15,7 @@ from typing import Any
 import mamba_models
 import numpy as np
 from conftest import SHARED
-from families import GOLDEN, golden, quiet, smallthinker, turbo_mixtral
+from families import GOLDEN, golden, ling, quiet, smallthinker, turbo_mixtral
 from powerinfer_cpp.convert import convert
 from safetensors.numpy import load_file, save_file
 
@@ -176,7 +176,7 @@ def everything() -> list[str]:
     names = sorted(path.parent.name for path in GOLDEN.glob("*/expected.npz"))
     names += [f"mamba:{name}" for name in mamba_models.MODELS]
     names += [f"rows:{name}" for name in (*ROWS, *EXPERTS_IN_ROWS, "bitnet")]
-    names += ["smallthinker", "turbosparse"]
+    names += ["ling", "smallthinker", "turbosparse"]
     return names + gguf2() + [f"hf2/{path.parent.name}" for path in _of("hf2/*/config.json")]
 
 
@@ -184,9 +184,9 @@ def model_type(name: str) -> str:
     """What the config.json of one of the repository's models says, without rows."""
     if name.startswith("mamba:"):
         return mamba_models.MODELS[name.removeprefix("mamba:")]["model_type"]
-    made_here = {"smallthinker": "smallthinker", "turbosparse": "turbosparsemixtral"}
-    if name in made_here:
-        return made_here[name]
+    made_here = {"turbosparse": "turbosparsemixtral", "ling": "bailing_moe"}
+    if name in (*made_here, "smallthinker"):
+        return made_here.get(name, name)
     return json.loads((GOLDEN / name / "config.json").read_text())["model_type"]
 
 
@@ -212,8 +212,8 @@ def made(name: str, folder: Path) -> Path:
         source = made(of, folder)
     elif kind == "mamba":
         source = mamba_models.checkpoint(of, folder / out.stem, **OF_MAMBA.get(of, {}))
-    elif name == "smallthinker":
-        smallthinker(source := folder / out.stem)
+    elif name in ("smallthinker", "ling"):
+        (ling if name == "ling" else smallthinker)(source := folder / out.stem)
     elif name == "turbosparse":
         source = turbo_mixtral(folder / out.stem)
     else:

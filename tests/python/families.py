@@ -104,6 +104,42 @@ def smallthinker(folder: Path, **changes: Any) -> tuple[dict[str, Any], dict[str
     return cfg, weights
 
 
+# What Ling 2 calls the tensors and keys of GLM-4.5, whose rotation and router it has.
+_OF_LING = {
+    "model.embed_tokens": "model.word_embeddings",
+    "self_attn.o_proj": "attention.dense",
+    "self_attn.q_norm": "attention.query_layernorm",
+    "self_attn.k_norm": "attention.key_layernorm",
+    "gate.e_score_correction_bias": "gate.expert_bias",
+}
+
+
+def ling(folder: Path, **changes: Any) -> np.ndarray:
+    """Makes a checkpoint of Ling 2 from GLM-4.5's; returns what transformers computes with that."""
+    golden("glm4-moe", folder)
+    weights: dict[str, np.ndarray] = {}
+    for name, w in load_file(folder / "model.safetensors").items():
+        for theirs, ours in _OF_LING.items():
+            name = name.replace(theirs, ours)
+        weights[name] = w
+    for name in [name for name in weights if ".q_proj." in name]:
+        parts = [weights.pop(name.replace(".q_proj.", f".{part}_proj.")) for part in "qkv"]
+        fused = name.replace("self_attn.q_proj", "attention.query_key_value")
+        weights[fused] = np.concatenate(parts)
+    save_file(weights, folder / "model.safetensors")
+    cfg = json.loads((folder / "config.json").read_text())
+    for theirs, ours in (
+        ("n_routed_experts", "num_experts"),
+        ("n_shared_experts", "num_shared_experts"),
+        ("attention_bias", "use_qkv_bias"),
+    ):
+        cfg[ours] = cfg.pop(theirs)
+    cfg |= {"model_type": "bailing_moe", "architectures": ["BailingMoeV2ForCausalLM"]}
+    cfg |= {"rotary_dim": cfg["head_dim"] // 2, "score_function": "sigmoid", **changes}
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in cfg.items() if v is not None}))
+    return np.load(folder / "expected.npz")["logits"]
+
+
 def turbo_mixtral(folder: Path, ranks: tuple[int, ...] = (8, 8, 8, 8)) -> Path:
     """Mixtral's golden checkpoint under the names of TurboSparse-Mixtral."""
     golden("mixtral", folder, model_type="turbosparsemixtral", hidden_act="relu")

@@ -13,7 +13,7 @@ import guessing
 import numpy as np
 import pytest
 import reference
-from families import golden, logits, quiet
+from families import golden, ling, logits, quiet
 from gguf_files import changed, raw, values
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
@@ -302,10 +302,10 @@ def test_keys_and_names(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("make", "norm"),
-    [(partial(golden, "hy-v3"), "nextn.shared_head_norm")],
+    [(partial(golden, "hy-v3"), "nextn.shared_head_norm"), (ling, "layer_output_norm")],
 )
 def test_a_layer_behind_the_others(make: Callable[..., object], norm: str, tmp_path: Path) -> None:
-    """As Hy3 has it: text is what it is without, guesses do not depend on calls."""
+    """As Hy3 and Ling 2 have it: text is what it is without, guesses do not depend on calls."""
     make(tmp_path / "plain")
     plain = convert(tmp_path / "plain", outtype="f32", outfile=tmp_path / "a.gguf", log=quiet)
     make(tmp_path / "more", num_nextn_predict_layers=1)

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
-from families import golden, logits, quiet
+from families import golden, ling, logits, quiet
 from gguf_files import changed
 from powerinfer_cpp.convert import convert
+from powerinfer_cpp.core.gguf import Gguf
 from safetensors.numpy import load_file, save_file
 
 from powerinfer_cpp import ModelFormatError
@@ -81,6 +82,38 @@ def test_weights_that_llama_cpp_takes_otherwise(tmp_path: Path) -> None:
     for name, told in (("qwen3-moe-dense", True), ("qwen3-moe", False), ("olmoe", False)):
         _, notes = converted(golden(name, tmp_path / name))
         assert any("norm_topk_prob" in note for note in notes) == told
+
+
+def test_ling(tmp_path: Path) -> None:
+    """GLM-4.5's tensors by the names of Ling 2, which has the same formulas."""
+    want = ling(tmp_path / "m")
+    tokens = np.load(tmp_path / "m" / "expected.npz")["tokens"].tolist()
+    path = convert(tmp_path / "m", outtype="f32", outfile=tmp_path / "a.gguf", log=quiet)
+    assert reference.relative_error(logits(path, tokens), want) < 2e-5
+    with Gguf(path) as file:
+        found = file.metadata
+    assert found["general.architecture"] == "bailingmoe2"
+    assert found["bailingmoe2.rope.dimension_count"] == 6
+    assert found["bailingmoe2.expert_group_count"] == 2
+    assert found["bailingmoe2.expert_gating_func"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["BailingMoeForCausalLM"]}, "other than BailingMoeV2ForCausalLM"),
+        ({"rotary_dim": None}, "without rotary_dim and partial_rotary_factor"),
+        ({"partial_rotary_factor": 1.0}, "rotary_dim and partial_rotary_factor differ"),
+        ({"score_function": "softmax"}, "score_function"),
+        ({"use_qk_norm": False}, "without use_qk_norm"),
+        ({"num_shared_experts": 0}, "does not explain"),
+    ],
+)
+def test_ling_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    ling(tmp_path / "m", **changes)
+    with pytest.raises(ModelFormatError, match=words) as caught:
+        convert(tmp_path / "m", outfile=tmp_path / "a.gguf", log=quiet)
+    assert "\n" not in str(caught.value)
 
 
 # ---- GGUFs ----

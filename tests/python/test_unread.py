@@ -18,7 +18,7 @@ import mamba_models
 import numpy as np
 import pytest
 from circles import pick
-from families import golden, logits, quiet, smallthinker
+from families import golden, ling, logits, quiet, smallthinker
 from gguf_files import Spliced
 from powerinfer_cpp.cli import main as command
 from powerinfer_cpp.convert import convert
@@ -57,6 +57,7 @@ CASES = {
     "glm4moe": "glm4-moe",
     "laguna": "laguna",
     "hy_v3": "hy-v3",
+    "bailingmoe2": None,
     "muse-glimmer": "muse-glimmer",
     "dots1": "dots1",
     "minimax-m2": "minimax-m2",
@@ -142,7 +143,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Spliced]:
             folder = tmp_path_factory.mktemp(name)
             case = CASES[name]
             if case is None:
-                smallthinker(folder / "in")
+                (ling if name == "bailingmoe2" else smallthinker)(folder / "in")
             elif name in MAMBA:
                 mamba_models.checkpoint(case, folder / "in")
             else:

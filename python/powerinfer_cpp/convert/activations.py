@@ -29,6 +29,7 @@ _DEFAULTS = {
     "dots1": ("silu", "relu"),
     "laguna": ("silu", "relu"),
     "hy_v3": ("silu", "relu"),
+    "bailingmoe2": ("silu", "relu"),
     "muse-glimmer": ("silu", "relu"),
     "granite": ("silu", "relu"),
     "granitemoe": ("silu", "relu"),

@@ -429,7 +429,8 @@ void Weights::nextn(const LayerForm& form) {
     Layer& here = m.layers[size_t(i)];
     here.hidden = n;
     here.find<Attention>()->first = 1;  // before the first position there is no row
-    optional(Part::norms, name("shared_head_norm"), n, &m.nextn.last_norm);
+    const std::string own = blk(i, "layer_output_norm.weight");  // Ling's name
+    optional(Part::norms, has(own) ? own : name("shared_head_norm"), n, &m.nextn.last_norm);
     m.nextn.last_eps = c.norm_eps;
     if (has(name("embed_tokens"))) {
         table(Part::embedding, name("embed_tokens"), c.n_vocab, n, &m.nextn.token_embd);

@@ -26,6 +26,7 @@ from .dense.stablelm import StableLm
 from .dense.starcoder2 import StarCoder2
 from .family import Family
 from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3, TurboSparseMixtral
+from .mixtures.bailing import BailingMoe
 from .mixtures.deepseek import DeepSeekV2, DeepSeekV3, Glm4MoeLite, Mistral4
 from .mixtures.ernie import Ernie, ErnieMoe
 from .mixtures.gemma4 import Gemma4
@@ -69,6 +70,7 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "dots1": Dots1,
     "laguna": Laguna,
     "hy_v3": HyV3,
+    "bailing_moe": BailingMoe,
     "granite": Granite,
     "granitemoe": GraniteMoe,
     "granitemoeshared": GraniteMoe,

@@ -30,7 +30,7 @@ _SIZES = {
     "attention.q_lora_rank": ("q_lora_rank",),
     "attention.kv_lora_rank": ("kv_lora_rank",),
     "attention.value_length_mla": ("v_head_dim",),
-    "rope.dimension_count": ("qk_rope_head_dim",),
+    "rope.dimension_count": ("qk_rope_head_dim", "rotary_dim"),
     "expert_count": (
         "num_experts",
         "num_local_experts",
@@ -95,6 +95,8 @@ _MADE_BY = {
     "nemotron_h": "nemotron_h",
     "nemotron_h_moe": "nemotron_h",
 }
+# Whose model_type stands for several, so that config.json must name the code.
+_CODE = {"bailingmoe2": ["BailingMoeV2ForCausalLM"]}
 # Their files have factors of config.json in the weights, and no key for them.
 _SCALED = ("falcon-h1",)
 
@@ -168,6 +170,7 @@ def _values(gguf: Gguf, architecture: str) -> dict[str, Any]:
         ]
         found["layer_types"] = [_KINDS[architecture].get(kind) for kind in kinds]
     own = {"gemma4": _of_gemma4, "laguna": _of_laguna}.get(architecture)
+    found["architectures"] = _CODE.get(architecture)
     return found | (own(gguf, shapes) if own else {})
 
 

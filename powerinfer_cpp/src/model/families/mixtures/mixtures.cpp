@@ -63,7 +63,7 @@ void weights_glm4_moe(Model& m, std::vector<WeightSpec>& specs) {
     llama_weights(m, specs, form);
 }
 
-// dots.llm1 and Hy3.
+// dots.llm1, Hy3, Ling 2.
 LayerForm form_of_sigmoids() {
     LayerForm form;
     form.head_norms = Norms::by_head;
@@ -115,6 +115,8 @@ const std::vector<Family> kMixtureFamilies = {
     Family{"minimax-m2", configure_halves, weights_minimax}.of_experts(),
     Family{"dots1", configure_halves, weights_of_sigmoids}.of_experts(),
     Family{"hy_v3", configure_halves, weights_of_sigmoids}.of_experts().guessing(nextn_of_sigmoids),
+    Family{"bailingmoe2", configure_halves, weights_of_sigmoids}.of_experts().guessing(
+        nextn_of_sigmoids),
     Family{"phimoe", configure_phi_mixture, weights_phi}.of_experts(),
 };
 
