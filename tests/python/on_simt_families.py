@@ -228,8 +228,8 @@ def test_the_table_of_families(folder: Path) -> None:
         of = rows if name.startswith("rows:") or name == "turbosparse" else plain
         of.setdefault(key, set()).add(wholly(path))
     heads = ("config.json's model_type", "GGUF architecture", "on a GPU")
-    # Files of Llama's kind, with another activation.
-    alike = {"sparsellama": "llama", "llama_sparse_relu": "llama"}
+    # Files of Llama's kind, with another activation; and of GLM-4.5's.
+    alike = {"sparsellama": "llama", "llama_sparse_relu": "llama", "solar_open": "glm4_moe"}
     columns = [cells("compatibility.md", head) for head in heads]
     for types, architecture, words in zip(*columns, strict=True):
         keys = [(alike.get(kind, kind), architecture) for kind in types.split(", ")]

@@ -3,6 +3,7 @@ not contradict. test_golden.py compares their logits with transformers'."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,23 @@ def test_weights_that_llama_cpp_takes_otherwise(tmp_path: Path) -> None:
     for name, told in (("qwen3-moe-dense", True), ("qwen3-moe", False), ("olmoe", False)):
         _, notes = converted(golden(name, tmp_path / name))
         assert any("norm_topk_prob" in note for note in notes) == told
+
+
+def test_solar(tmp_path: Path) -> None:
+    """The file of a GLM-4.5 without dense layers and norms of heads."""
+
+    def in_all_layers(weights: Weights) -> Weights:
+        found = {n: w for n, w in weights.items() if not re.search(r"layers\.0\.mlp|[qk]_norm", n)}
+        last = {n: w for n, w in found.items() if ".layers.1.mlp." in n}
+        return found | {n.replace(".layers.1.", ".layers.0."): w.copy() for n, w in last.items()}
+
+    said = {"first_k_dense_replace": 0, "use_qk_norm": False, "partial_rotary_factor": 1.0}
+    glm = golden("glm4-moe", tmp_path / "glm" / "m", **said, rope_theta=1e6)
+    left_out = dict.fromkeys((*said, "rope_theta"))
+    solar = golden("glm4-moe", tmp_path / "solar" / "m", **left_out, model_type="solar_open")
+    files = [converted(with_weights(each, in_all_layers))[0] for each in (glm, solar)]
+    assert files[0] == files[1]
+    assert np.isfinite(logits(tmp_path / "solar" / "out.gguf")).all()
 
 
 def test_ling(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from .mixtures.gpt_oss import GptOss
 from .mixtures.hunyuan import Hunyuan, HunyuanMoe
 from .mixtures.hy_v3 import HyV3
 from .mixtures.laguna import Laguna
-from .mixtures.mixture import Dots1, Glm4Moe, MiniMaxM2, Olmoe, Qwen2Moe, Qwen3Moe
+from .mixtures.mixture import Dots1, Glm4Moe, MiniMaxM2, Olmoe, Qwen2Moe, Qwen3Moe, SolarOpen
 from .mixtures.phimoe import PhiMoe
 from .mixtures.smallthinker import SmallThinker
 from .recurrent.delta_net import Qwen3Next, Qwen35, Qwen35Moe
@@ -61,6 +61,7 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "lfm2": Lfm2,
     "lfm2_moe": Lfm2Moe,
     "glm4_moe": Glm4Moe,
+    "solar_open": SolarOpen,
     "olmoe": Olmoe,
     "ernie4_5": Ernie,
     "ernie4_5_moe": ErnieMoe,

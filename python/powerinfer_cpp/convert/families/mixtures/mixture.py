@@ -313,6 +313,14 @@ class Glm4Moe(GroupedMixture):
         self.head_norms = config.flag("use_qk_norm")
 
 
+class SolarOpen(Glm4Moe):
+    """Solar Open: no norms of heads, no dense layers."""
+
+    default_part = 1.0
+    default_theta = 1000000.0
+    default_dense = 0
+
+
 class Dots1(GroupedMixture):
     architecture = "dots1"
     pairs = False
