@@ -340,6 +340,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("glm4-moe", {"first_k_dense_replace": 2}, "without a layer of experts"),
     ("hy-v3", {"route_norm": False}, "hy_v3 without route_norm"),
     ("hy-v3", {"num_shared_experts": 1}, "shared_mlp.gate_proj.weight has shape"),
+    ("qwen3-5", {"output_gate_type": "sigmoid"}, "another output_gate_type"),
     ("dots1", {"topk_method": "greedy"}, "topk_method"),
     ("dots1", {"moe_layer_freq": 2}, "moe_layer_freq"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),

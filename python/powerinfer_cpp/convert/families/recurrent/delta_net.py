@@ -48,6 +48,8 @@ class _DeltaNets(Llama):
         self.head_norms = True
         if not config.flag("attn_output_gate", True):
             raise self.refuse(f"{self.architecture} whose attention has no gate")
+        if config.values.get("output_gate_type") not in (None, "swish", "silu"):
+            raise self.refuse(f"{self.architecture} whose delta nets have another output_gate_type")
         config.known("mamba_ssm_dtype")  # of the state, which is F32 here
         self.taps = config.integer("linear_conv_kernel_dim", default=4, least=2)
         self.n_k_head = config.integer("linear_num_key_heads", default=16)
@@ -176,7 +178,7 @@ class Qwen35(_DeltaNets):
         if text is not config:
             tied = config.values.get("tie_word_embeddings")
             text = text.completed(tie_word_embeddings=tied)
-            config.known("vision_config")
+            config.known("vision_config", "language_model_only")
         super().__init__(text)
         if text is not config:
             self.notes.append("only the text part is converted, without images")
