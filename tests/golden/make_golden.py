@@ -64,7 +64,16 @@ BASE: dict[str, Any] = {
     "eos_token_id": 2,
 }
 # Families with keys of their own take none of BASE.
-OF_OWN_KEYS = ("falcon", "gpt2", "muse_glimmer", "nemotron", "opt", "stablelm", "starcoder2")
+OF_OWN_KEYS = (
+    "falcon",
+    "gpt2",
+    "jais2",
+    "muse_glimmer",
+    "nemotron",
+    "opt",
+    "stablelm",
+    "starcoder2",
+)
 SIZES = {key: BASE[key] for key in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id")}
 FALCON: dict[str, Any] = {
     **SIZES,

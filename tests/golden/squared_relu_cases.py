@@ -1,6 +1,6 @@
 """Checkpoints of make_golden.py: families whose activation is squared ReLU.
 
-As in its CASES: what differs from BASE, of which Nemotron takes nothing.
+As in its CASES: what differs from BASE, of which Jais 2 and Nemotron take nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +30,25 @@ SQUARED_RELU: dict[str, dict[str, Any]] = {
         "model_type": "bitnet",
         "architectures": ["BitNetForCausalLM"],
         "hidden_act": "relu2",
+        "n_tokens": 16,
+    },
+    "jais2": {
+        "seed": 60,
+        "vocab_size": 300,
+        "hidden_size": 32,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 128,
+        "layer_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "model_type": "jais2",
+        "architectures": ["Jais2ForCausalLM"],
+        "hidden_act": "relu2",
+        "tie_word_embeddings": False,
         "n_tokens": 16,
     },
     "nemotron": {

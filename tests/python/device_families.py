@@ -58,7 +58,7 @@ RESIZED: dict[str, tuple[dict[int, int], dict[str, Any]]] = {
 }
 OF_MAMBA: dict[str, dict[str, Any]] = {"nemotron-narrow": {"moe_latent_size": 24}}
 # Files that say how often neurons fire, or have predictors, are those of on_simt.py.
-ROWS = ("llama-relu-gqa", "opt", "arcee", "gemma2", "falcon-7b", "mamba:nemotron")
+ROWS = ("llama-relu-gqa", "opt", "arcee", "jais2", "gemma2", "falcon-7b", "mamba:nemotron")
 EXPERTS_IN_ROWS = ("mixtral", "gpt-oss", "qwen3-moe", "mamba:nemotron-moe")
 
 # What keeps a part on the CPU, as the engine says it, of those that are not wholly on a device.
@@ -139,6 +139,7 @@ VARIANTS = {
     "groups of experts, a shared one": "dots1",
     "a bias of the head": "phimoe",
     "squared ReLU without gates": "arcee",
+    "biases of squared ReLU": "jais2",
     "attention and block of one input": "falcon-7b",
     "latents, no rank of queries": "deepseek-v2",
     "latents, growth": "mistral4",

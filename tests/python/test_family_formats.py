@@ -88,6 +88,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window_pattern": 4},  # llama.cpp has no other
     "apertus": {},
     "arcee": {},
+    "jais2": {},
     "nemotron": {},
     "bitnet": {"hidden_act": "silu"},  # the only one that llama.cpp's BitNet has
     "deepseek-v3": {},

@@ -1,4 +1,5 @@
-"""Families that are sparse by nature: SparseLM, AFM (arcee), Minitron (nemotron) and BitNet."""
+"""Families that are sparse by nature: SparseLM, AFM (arcee), Minitron (nemotron), Jais 2 and
+BitNet."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from safetensors.numpy import load_file, save_file
 
 from powerinfer_cpp import Llama, ModelFormatError, OutOfMemoryError, UnsupportedModelError
 
-FAMILIES = ("sparselm", "arcee", "nemotron", "bitnet")
+FAMILIES = ("sparselm", "arcee", "jais2", "nemotron", "bitnet")
 FIELDS = {"n_ctx": 64, "verbose": False, "type_k": 0, "type_v": 0}
 
 
@@ -65,6 +66,23 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]
             ),
         }
     return found
+
+
+KEYS: dict[str, dict[str, Any]] = {
+    "jais2": {
+        "attention.head_count_kv": 1,
+        "attention.layer_norm_epsilon": np.float32(1e-5),
+        "rope.freq_base": 500000.0,
+    },
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_keys(name: str, files: dict[str, dict[str, Path]]) -> None:
+    with Gguf(files[name]["dense"]) as file:
+        found = file.metadata
+    assert {key: found.get(f"{name}.{key}") for key in KEYS[name]} == KEYS[name]
+    assert "powerinfer.ffn.activation" not in found
 
 
 # ---- Neuron rows ----
@@ -384,4 +402,4 @@ def test_i2_s_is_refused_by_a_sentence(files: dict[str, dict[str, Path]], tmp_pa
 
 
 def test_all_of_them_are_families() -> None:
-    assert {"llama_sparse_relu", "arcee", "nemotron", "bitnet"} <= set(ALL)
+    assert {"llama_sparse_relu", *FAMILIES[1:]} <= set(ALL)

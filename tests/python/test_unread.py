@@ -33,6 +33,7 @@ CASES = {
     "deepseek2": "deepseek-v3",
     "arcee": "arcee",
     "bitnet": "bitnet",
+    "jais2": "jais2",
     "nemotron": "nemotron",
     "falcon": "falcon-7b",
     "gemma": "gemma",

@@ -58,6 +58,7 @@ _DEFAULTS = {
     "apertus": ("xielu", "relu"),
     "arcee": ("relu2", "relu2"),
     "bitnet": ("relu2", "relu2"),
+    "jais2": ("relu2", "relu2"),
     "nemotron": ("relu2", "relu2"),
     "nemotron_h": ("relu2", "relu2"),
     "nemotron_h_moe": ("relu2", "relu2"),
@@ -67,7 +68,8 @@ _DEFAULTS = {
 # What llama.cpp computes where that is not the default of such files.
 _OF_LLAMA_CPP = {"bitnet": "silu"}
 
-_UNKNOWN_TO_OTHERS = ("bamboo", "opt")  # llama.cpp refuses these architectures
+# llama.cpp refuses these architectures.
+_UNKNOWN_TO_OTHERS = ("bamboo", "opt")
 
 
 def dense_note(architecture: str, activation: str) -> str | None:

@@ -21,7 +21,7 @@ from .dense.near_llama import (
 )
 from .dense.opt import Opt
 from .dense.phi3 import Phi3
-from .dense.relu import Arcee, BitNet, LlamaSparseRelu, Nemotron
+from .dense.relu import Arcee, BitNet, Jais2, LlamaSparseRelu, Nemotron
 from .dense.stablelm import StableLm
 from .dense.starcoder2 import StarCoder2
 from .family import Family
@@ -114,6 +114,7 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "llama_sparse_relu": LlamaSparseRelu,  # SparseLM
     "arcee": Arcee,
     "bitnet": BitNet,
+    "jais2": Jais2,
     "nemotron": Nemotron,
     "nemotron_h": nemotron_h,
 }

@@ -1,5 +1,5 @@
 // Families whose feed-forward blocks square what ReLU lets through, so that most of their neurons
-// are exactly zero: Arcee's AFM, BitNet b1.58, Nemotron-4 and Minitron.
+// are exactly zero: Arcee's AFM, BitNet b1.58, Jais 2, Nemotron-4 and Minitron.
 #include "ggml/status.h"
 #include "model/families/family.h"
 
@@ -42,7 +42,7 @@ void configure_bitnet(const ggml::Gguf& gguf, Config& c) {
                                                    "\" is neither relu2 nor silu");
 }
 
-void configure_nemotron(const ggml::Gguf& gguf, Config& c) {
+void configure_with_layer_norms(const ggml::Gguf& gguf, Config& c) {
     c.norm = Norm::layer;
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
@@ -71,8 +71,10 @@ void weights_bitnet(Model& m, std::vector<WeightSpec>& specs) {
 const std::vector<Family> kSquaredReluFamilies = {
     Family{"arcee", configure_rms, weights_ungated}.with(Activation::relu2, Activation::relu2),
     Family{"bitnet", configure_bitnet, weights_bitnet}.with(Activation::relu2, Activation::relu2),
-    Family{"nemotron", configure_nemotron, weights_ungated}.with(Activation::relu2,
-                                                                 Activation::relu2),
+    Family{"jais2", configure_with_layer_norms, weights_ungated}.with(Activation::relu2,
+                                                                      Activation::relu2),
+    Family{"nemotron", configure_with_layer_norms, weights_ungated}.with(Activation::relu2,
+                                                                         Activation::relu2),
 };
 
 }  // namespace powerinfer

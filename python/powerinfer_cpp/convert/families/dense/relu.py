@@ -34,6 +34,22 @@ class Arcee(Llama):
     gated = False
 
 
+class Jais2(Arcee):
+    """LayerNorm, and biases in all matrices."""
+
+    architecture = "jais2"
+    norm_epsilon = "layer_norm_epsilon"
+    pairs = False
+    norm_bias = True
+    has_rope_factors = False
+
+    def __init__(self, config: Config):
+        super().__init__(config.completed(attention_bias=True, mlp_bias=True))
+
+    def read_norm_eps(self) -> float:
+        return self.config.number("layer_norm_eps", default=1e-5)
+
+
 class Nemotron(Arcee):
     """Minitron and Nemotron-4: LayerNorm whose weights are stored less 1."""
 
