@@ -51,6 +51,19 @@ SQUARED_RELU: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "n_tokens": 16,
     },
+    # A cap that is smaller than usual, so that it shows.
+    "nanochat": {
+        "seed": 61,
+        **TINY,
+        "model_type": "nanochat",
+        "architectures": ["NanoChatForCausalLM"],
+        "hidden_act": "relu2",
+        "rms_norm_eps": 1e-6,
+        "attention_bias": True,
+        "final_logit_softcapping": 3.0,
+        "tie_word_embeddings": False,
+        "n_tokens": 16,
+    },
     "nemotron": {
         "seed": 47,
         "vocab_size": 300,

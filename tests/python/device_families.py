@@ -140,6 +140,7 @@ VARIANTS = {
     "a bias of the head": "phimoe",
     "squared ReLU without gates": "arcee",
     "biases of squared ReLU": "jais2",
+    "a norm of the embedding": "nanochat",
     "attention and block of one input": "falcon-7b",
     "latents, no rank of queries": "deepseek-v2",
     "latents, growth": "mistral4",

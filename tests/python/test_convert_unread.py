@@ -375,6 +375,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("apertus", "ministral3", "nemotron", "olmo2", "seed_oss"), _LLAMA),
     "arcee": {**_LLAMA, "rms_norm_eps": 1e-5, "hidden_act": "relu2"},
     "jais2": {**_LLAMA, "layer_norm_eps": 1e-5, "hidden_act": "relu2"},
+    "nanochat": {
+        **_LLAMA,
+        "hidden_act": "relu2",
+        "attention_bias": False,
+        "final_logit_softcapping": 15.0,
+    },
     "bitnet": {**_LLAMA, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
     "glm4": {**_LLAMA, "rms_norm_eps": 1.5625e-07},
     "smollm3": {**_LLAMA, "no_rope_layers": None, "rope_theta": 2e6},

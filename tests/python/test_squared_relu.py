@@ -1,5 +1,5 @@
-"""Families that are sparse by nature: SparseLM, AFM (arcee), Minitron (nemotron), Jais 2 and
-BitNet."""
+"""Families that are sparse by nature: SparseLM, AFM (arcee), Minitron (nemotron), Jais 2, nanochat
+and BitNet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import checkpoints
 import numpy as np
 import pytest
 import reference
-from families import TOKENS, golden, logits, quiet, tensors_of
+from families import TOKENS, golden, logits, quiet, tensors_of, with_null
 from gguf_files import changed, raw, values
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
@@ -24,7 +24,7 @@ from safetensors.numpy import load_file, save_file
 
 from powerinfer_cpp import Llama, ModelFormatError, OutOfMemoryError, UnsupportedModelError
 
-FAMILIES = ("sparselm", "arcee", "jais2", "nemotron", "bitnet")
+FAMILIES = ("sparselm", "arcee", "jais2", "nanochat", "nemotron", "bitnet")
 FIELDS = {"n_ctx": 64, "verbose": False, "type_k": 0, "type_v": 0}
 
 
@@ -74,6 +74,10 @@ KEYS: dict[str, dict[str, Any]] = {
         "attention.layer_norm_epsilon": np.float32(1e-5),
         "rope.freq_base": 500000.0,
     },
+    "nanochat": {
+        "attention.layer_norm_rms_epsilon": np.float32(1e-6),
+        "final_logit_softcapping": 3.0,
+    },
 }
 
 
@@ -83,6 +87,22 @@ def test_keys(name: str, files: dict[str, dict[str, Path]]) -> None:
         found = file.metadata
     assert {key: found.get(f"{name}.{key}") for key in KEYS[name]} == KEYS[name]
     assert "powerinfer.ffn.activation" not in found
+
+
+def test_nanochat_without_a_cap(files: dict[str, dict[str, Path]], tmp_path: Path) -> None:
+    """null is none, a missing key 15."""
+    dense, key = files["nanochat"]["dense"], "nanochat.final_logit_softcapping"
+    folder = with_null(golden("nanochat", tmp_path / "a"), "final_logit_softcapping")
+    plain = convert(folder, outtype="f32", outfile=tmp_path / "a.gguf", log=quiet)
+    assert Gguf(plain).value(key) == 0
+    capped, free = logits(dense), logits(plain)
+    assert np.abs(capped).max() < 3 < np.abs(free).max()
+    assert reference.relative_error(3 * np.tanh(free / 3), capped) < 2e-6
+    folder = golden("nanochat", tmp_path / "b", final_logit_softcapping=None)
+    usual = convert(folder, outtype="f32", outfile=tmp_path / "b.gguf", log=quiet)
+    assert Gguf(usual).value(key) == 15
+    missing = changed(usual, tmp_path / "c.gguf", keys={key: None})
+    assert np.array_equal(logits(missing), logits(usual))
 
 
 # ---- Neuron rows ----

@@ -34,6 +34,7 @@ CASES = {
     "arcee": "arcee",
     "bitnet": "bitnet",
     "jais2": "jais2",
+    "nanochat": "nanochat",
     "nemotron": "nemotron",
     "falcon": "falcon-7b",
     "gemma": "gemma",

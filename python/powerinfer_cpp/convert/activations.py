@@ -59,6 +59,7 @@ _DEFAULTS = {
     "arcee": ("relu2", "relu2"),
     "bitnet": ("relu2", "relu2"),
     "jais2": ("relu2", "relu2"),
+    "nanochat": ("relu2", "relu2"),
     "nemotron": ("relu2", "relu2"),
     "nemotron_h": ("relu2", "relu2"),
     "nemotron_h_moe": ("relu2", "relu2"),
@@ -69,7 +70,7 @@ _DEFAULTS = {
 _OF_LLAMA_CPP = {"bitnet": "silu"}
 
 # llama.cpp refuses these architectures.
-_UNKNOWN_TO_OTHERS = ("bamboo", "opt")
+_UNKNOWN_TO_OTHERS = ("bamboo", "nanochat", "opt")
 
 
 def dense_note(architecture: str, activation: str) -> str | None:

@@ -63,7 +63,7 @@ extern const std::vector<Family> kGemmaFamilies;  // gemma, gemma2, gemma3
 extern const std::vector<Family> kGpt2Families;
 extern const std::vector<Family> kMuseGlimmerFamilies;
 extern const std::vector<Family> kOptFamilies;
-extern const std::vector<Family> kSquaredReluFamilies;  // arcee, bitnet, jais2, nemotron
+extern const std::vector<Family> kSquaredReluFamilies;  // arcee, bitnet, jais2, nanochat...
 extern const std::vector<Family> kStableLmFamilies;
 
 // mixtures/

@@ -21,7 +21,7 @@ from .dense.near_llama import (
 )
 from .dense.opt import Opt
 from .dense.phi3 import Phi3
-from .dense.relu import Arcee, BitNet, Jais2, LlamaSparseRelu, Nemotron
+from .dense.relu import Arcee, BitNet, Jais2, LlamaSparseRelu, NanoChat, Nemotron
 from .dense.stablelm import StableLm
 from .dense.starcoder2 import StarCoder2
 from .family import Family
@@ -115,6 +115,7 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "arcee": Arcee,
     "bitnet": BitNet,
     "jais2": Jais2,
+    "nanochat": NanoChat,
     "nemotron": Nemotron,
     "nemotron_h": nemotron_h,
 }

@@ -122,7 +122,7 @@ class Llama(Family):
             ("k", self.n_head_kv, True),
             ("v", self.n_head_kv, False),
         ):
-            order = interleaved(heads, self.head_dim) if turns and self.pairs else None
+            order = self.rotated(heads) if turns else None
             shape = (heads * self.head_dim, self.n_embd)
             name = f"{theirs}.{part}_proj"
             yield from self.linear(
@@ -138,6 +138,10 @@ class Llama(Family):
     def heads_of(self, _block: str) -> int:
         """Heads of queries in a layer."""
         return self.n_head
+
+    def rotated(self, heads: int) -> np.ndarray | None:
+        """The order of the rows of heads that rotate; None: that of the checkpoint."""
+        return interleaved(heads, self.head_dim) if self.pairs else None
 
     def head_norm(self, weights: Weights, theirs: str, _heads: int, ours: str) -> Output:
         """The norm over each head of queries or keys."""

@@ -1,5 +1,5 @@
 // Families whose feed-forward blocks square what ReLU lets through, so that most of their neurons
-// are exactly zero: Arcee's AFM, BitNet b1.58, Jais 2, Nemotron-4 and Minitron.
+// are exactly zero: Arcee's AFM, BitNet b1.58, Jais 2, nanochat, Nemotron-4 and Minitron.
 #include "ggml/status.h"
 #include "model/families/family.h"
 
@@ -8,6 +8,8 @@ namespace powerinfer {
 using ggml::Activation;
 
 namespace {
+
+constexpr double kNanochatCap = 15;  // of logits
 
 void configure_rms(const ggml::Gguf& gguf, Config& c) {
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
@@ -48,6 +50,14 @@ void configure_with_layer_norms(const ggml::Gguf& gguf, Config& c) {
     c.rope_pairs = ggml::RopePairs::halves;
 }
 
+void configure_nanochat(const ggml::Gguf& gguf, Config& c) {
+    configure_rms(gguf, c);
+    c.rope_pairs = ggml::RopePairs::halves;
+    // 0 for none.
+    c.logit_softcap =
+        float(gguf.number(c.architecture + ".final_logit_softcapping", 0, 1e6, kNanochatCap));
+}
+
 void weights_of_squared_relu(Model& m, std::vector<WeightSpec>& specs, const LayerForm& form) {
     Weights w(m, specs);
     w.embedding_and_head();
@@ -58,6 +68,15 @@ void weights_ungated(Model& m, std::vector<WeightSpec>& specs) {
     LayerForm form;
     form.gated = false;
     weights_of_squared_relu(m, specs, form);
+}
+
+// Its norms have no weights: files have ones, but for that of the embedding.
+void weights_nanochat(Model& m, std::vector<WeightSpec>& specs) {
+    LayerForm form;
+    form.gated = false;
+    form.head_norms = Attention::Norms::after_rope;
+    weights_of_squared_relu(m, specs, form);
+    m.embedding_norm.emplace().eps = m.config.norm_eps;
 }
 
 void weights_bitnet(Model& m, std::vector<WeightSpec>& specs) {
@@ -73,6 +92,8 @@ const std::vector<Family> kSquaredReluFamilies = {
     Family{"bitnet", configure_bitnet, weights_bitnet}.with(Activation::relu2, Activation::relu2),
     Family{"jais2", configure_with_layer_norms, weights_ungated}.with(Activation::relu2,
                                                                       Activation::relu2),
+    Family{"nanochat", configure_nanochat, weights_nanochat}.with(Activation::relu2,
+                                                                  Activation::relu2),
     Family{"nemotron", configure_with_layer_norms, weights_ungated}.with(Activation::relu2,
                                                                          Activation::relu2),
 };

@@ -6,9 +6,17 @@ import numpy as np
 
 from ....core.errors import ModelFormatError
 from ...config import Config
-from ...tensors import Output, Weights, from_weight, plus_one, scaled, transposed
+from ...tensors import (
+    Output,
+    Weights,
+    from_values,
+    from_weight,
+    plus_one,
+    scaled,
+    transposed,
+)
 from ...weight import Weight, widen
-from ...writer import Entry, string
+from ...writer import Entry, float32, string
 from ..llama import Llama
 
 
@@ -48,6 +56,48 @@ class Jais2(Arcee):
 
     def read_norm_eps(self) -> float:
         return self.config.number("layer_norm_eps", default=1e-5)
+
+
+class NanoChat(Arcee):
+    """Norms without weights, also of the embedding and of heads that have rotated.
+
+    Heads turn the other way round. With the halves of each head exchanged that is the usual way,
+    and neither a norm without weights nor a product of queries and keys depends on their order.
+    """
+
+    architecture = "nanochat"
+    pairs = False
+    default_eps = 1e-6
+
+    def __init__(self, config: Config):
+        config = config.completed(final_logit_softcapping=15.0)
+        super().__init__(config)
+        self.head_norms = True
+        capped = config.values.get("final_logit_softcapping") is not None
+        self.cap = config.number("final_logit_softcapping") if capped else 0.0
+
+    def entries(self) -> Iterator[Entry]:
+        yield from super().entries()
+        yield float32("nanochat.final_logit_softcapping", self.cap)
+
+    def rotated(self, heads: int) -> np.ndarray:
+        halves = np.arange(heads * self.head_dim).reshape(heads, 2, self.head_dim // 2)
+        return halves[:, ::-1].reshape(-1)
+
+    def norm(
+        self, weights: Weights, theirs: str, ours: str, bias: bool = False
+    ) -> Iterator[Output]:
+        yield from_values(f"{ours}.weight", np.ones(self.n_embd))
+
+    def head_norm(self, weights: Weights, theirs: str, _heads: int, ours: str) -> Output:
+        return from_values(ours, np.ones(self.head_dim))
+
+    def ffn(
+        self, weights: Weights, theirs: str, block: str, transpose_down: bool
+    ) -> Iterator[Output]:
+        shape = (self.n_ff, self.n_embd)
+        yield from self.linear(weights, f"{theirs}.mlp.fc1", f"{block}.ffn_up", shape)
+        yield from self.down(weights, f"{theirs}.mlp.fc2", block, transpose_down, bias=False)
 
 
 class Nemotron(Arcee):
