@@ -40,6 +40,18 @@ CONVOLUTION: dict[str, Any] = {
     "pad_token_id": 0,
     "n_tokens": 20,
 }
+OWN: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 24,
+    "intermediate_size": 24,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "n_tokens": 20,
+}
 DELTA_NETS: dict[str, dict[str, Any]] = {
     "qwen3-next": {
         **DELTA_NET,
@@ -88,5 +100,26 @@ DELTA_NETS: dict[str, dict[str, Any]] = {
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "routed_scaling_factor": 1.5,
+    },
+    "lfm3": {
+        "seed": 62,
+        **OWN,
+        "model_type": "lfm3",
+        "architectures": ["Lfm3ForCausalLM"],
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "norm_eps": 1e-5,
+        "conv_L_cache": 7,
+        "layer_types": ["conv", "full_attention", "sliding_attention"],
+        "sliding_window": 6,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 50000.0,
+                "partial_rotary_factor": 0.5,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+        "tie_word_embeddings": True,
     },
 }

@@ -68,6 +68,7 @@ OF_OWN_KEYS = (
     "falcon",
     "gpt2",
     "jais2",
+    "lfm3",
     "muse_glimmer",
     "nemotron",
     "opt",

@@ -145,6 +145,7 @@ VARIANTS = {
     "latents, no rank of queries": "deepseek-v2",
     "latents, growth": "mistral4",
     "convolutions": "lfm2",
+    "gates of heads, norms behind convolutions": "lfm3",
     "gated delta nets": "qwen3-5",
     "Mamba-2": "mamba:nemotron-wide",
     "layers without attention or block": "mamba:nemotron-attention",

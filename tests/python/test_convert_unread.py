@@ -327,6 +327,20 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.0,
         "tie_word_embeddings": True,
     },
+    "lfm3": {
+        "norm_eps": 1e-5,
+        "sliding_window": 256,
+        "layer_types": ["conv", "conv", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_theta": 10000.0},
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1e6,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+        "tie_word_embeddings": True,
+    },
     "glm4_moe": {**_LLAMA, "rms_norm_eps": 1e-5, "routed_scaling_factor": 1.0, "n_group": 1},
     "dots1": {
         **_LLAMA,

@@ -56,6 +56,7 @@ CASES = {
     "qwen35moe": "qwen3-5-moe",
     "lfm2": "lfm2",
     "lfm2moe": "lfm2-moe",
+    "lfm3": "lfm3",
     "glm4moe": "glm4-moe",
     "laguna": "laguna",
     "hy_v3": "hy-v3",

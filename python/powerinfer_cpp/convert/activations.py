@@ -19,6 +19,7 @@ _DEFAULTS = {
     "qwen35moe": ("silu", "relu"),
     "lfm2": ("silu", "silu"),
     "lfm2moe": ("silu", "silu"),
+    "lfm3": ("silu", "silu"),
     "glm4moe": ("silu", "relu"),
     "olmoe": ("silu", "relu"),
     "ernie4_5": ("silu", "relu"),
@@ -70,7 +71,7 @@ _DEFAULTS = {
 _OF_LLAMA_CPP = {"bitnet": "silu"}
 
 # llama.cpp refuses these architectures.
-_UNKNOWN_TO_OTHERS = ("bamboo", "nanochat", "opt")
+_UNKNOWN_TO_OTHERS = ("bamboo", "lfm3", "nanochat", "opt")
 
 
 def dense_note(architecture: str, activation: str) -> str | None:

@@ -78,7 +78,7 @@ extern const std::vector<Family> kSmallThinkerFamilies;
 extern const std::vector<Family> kDeltaNetFamilies;  // qwen3next, qwen35...
 extern const std::vector<Family> kFalconH1Families;
 extern const std::vector<Family> kGraniteFamilies;    // also those without states
-extern const std::vector<Family> kLfm2Families;       // lfm2, lfm2moe
+extern const std::vector<Family> kLfm2Families;       // lfm2, lfm2moe, lfm3
 extern const std::vector<Family> kNemotronHFamilies;  // with experts, too
 
 // All of them, in the order of the lists above.

@@ -39,7 +39,7 @@ from .mixtures.phimoe import PhiMoe
 from .mixtures.smallthinker import SmallThinker
 from .recurrent.delta_net import Qwen3Next, Qwen35, Qwen35Moe
 from .recurrent.granite import Granite, GraniteMoe, granite_hybrid
-from .recurrent.lfm2 import Lfm2, Lfm2Moe
+from .recurrent.lfm2 import Lfm2, Lfm2Moe, Lfm3
 from .recurrent.mamba2 import FalconH1, nemotron_h
 
 FAMILIES: dict[str, Callable[[Config], Family]] = {
@@ -60,6 +60,7 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "qwen3_5_moe_text": Qwen35Moe,
     "lfm2": Lfm2,
     "lfm2_moe": Lfm2Moe,
+    "lfm3": Lfm3,
     "glm4_moe": Glm4Moe,
     "solar_open": SolarOpen,
     "olmoe": Olmoe,

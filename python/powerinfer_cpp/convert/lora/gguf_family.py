@@ -78,6 +78,7 @@ _KINDS = {
     "qwen35moe": _QWEN,
     "lfm2": _LFM2,
     "lfm2moe": _LFM2,
+    "lfm3": _LFM2,
     "granitehybrid": {"state": "mamba", "attention": "attention"},
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": _NEMOTRON,

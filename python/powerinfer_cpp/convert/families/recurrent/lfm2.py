@@ -1,15 +1,16 @@
-"""LFM2 and LFM2-MoE: short convolutions in most layers, attention in the others."""
+"""LFM2, LFM2-MoE and LFM3: short convolutions in most layers, attention in the others."""
 
 from collections.abc import Iterator
 
 from ...config import Config
+from ...rope import by_layer_type
 from ...tensors import Output, Weights, from_weight
-from ...writer import Entry, of_layers, replaced, uint32
+from ...writer import Entry, array, float32, of_layers, replaced, uint32
+from ..dense.near_llama import layer_windows
 from ..llama import Llama
 from ..mixtures.mixture import SIGMOID, Mixture
 from .states import convolution
 
-_KINDS = ("conv", "full_attention")
 # Of the first checkpoints. No code reads them: what they say of the model is always so, or said
 # elsewhere.
 _UNUSED = (
@@ -37,6 +38,7 @@ class Lfm2(Llama):
     tied = True
     attention_out = "out_proj"
     ffn_parts = {"gate": "w1", "up": "w3", "down": "w2"}
+    kinds: tuple[str, ...] = ("conv", "full_attention")  # of layers
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -73,7 +75,7 @@ class Lfm2(Llama):
         if kinds is None:
             attends = range(n) if attends is None else attends
             kinds = ["full_attention" if i in attends else "conv" for i in range(n)]
-        if unknown := [kind for kind in kinds if kind not in _KINDS]:
+        if unknown := [kind for kind in kinds if kind not in self.kinds]:
             raise self.refuse(f"{self.architecture} with layers of kind {unknown[0]!r}")
         return [kind == "conv" for kind in kinds]
 
@@ -97,12 +99,16 @@ class Lfm2(Llama):
         self, weights: Weights, theirs: str, block: str, transpose_down: bool
     ) -> Iterator[Output]:
         yield from self.norm(weights, f"{theirs}.operator_norm", f"{block}.attn_norm")
+        yield from self.part(weights, theirs, block)
+        yield from self.norm(weights, f"{theirs}.ffn_norm", f"{block}.ffn_norm")
+        yield from self.ffn(weights, theirs, block, transpose_down)
+
+    def part(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
+        """What stands before the feed-forward block, behind its norm."""
         if self.recurrent[int(block.removeprefix("blk."))]:
             yield from self.short_convolution(weights, f"{theirs}.conv", f"{block}.shortconv")
         else:
             yield from self.attention(weights, f"{theirs}.self_attn", block)
-        yield from self.norm(weights, f"{theirs}.ffn_norm", f"{block}.ffn_norm")
-        yield from self.ffn(weights, theirs, block, transpose_down)
 
     def short_convolution(self, weights: Weights, theirs: str, ours: str) -> Iterator[Output]:
         n = self.n_embd
@@ -142,3 +148,99 @@ class Lfm2Moe(Mixture, Lfm2):
     def dense_layers(self) -> list[bool]:
         n = self.config.integer("num_dense_layers", default=2, least=0)
         return [i < n for i in range(self.n_layer)]
+
+
+class Lfm3(Lfm2):
+    """Norms also behind both parts, gates of heads, and attention with a window in some layers."""
+
+    architecture = "lfm3"
+    has_rope_factors = True
+    attention_out = "o_proj"
+    kinds = ("conv", "full_attention", "sliding_attention")
+
+    def __init__(self, config: Config):
+        config = config.completed(**_LFM3)
+        if config.values.get("rope_parameters") is None:
+            config.values["rope_parameters"] = _ROTATIONS
+        if config.values.get("layer_types") is None:
+            n_layer = config.integer("num_hidden_layers")
+            config.values["layer_types"] = [_kind_of_lfm3(i) for i in range(n_layer)]
+        full, windowed = by_layer_type(config)
+        super().__init__(full)
+        if windowed is None:
+            raise self.refuse("lfm3 without rope_parameters of both kinds of attention")
+        self.config = windowed
+        self.local = self.read_rope(self.default_theta)
+        self.config = full
+        if self.local.kind != "none" or self.local.divisors is not None:
+            raise self.refuse("lfm3 with scaled RoPE in layers with a window")
+        self.sandwiches = full.flag("use_sandwich_norm", True)
+        self.gates = full.flag("use_attention_gate", True)
+
+    def read_n_ff(self) -> int:
+        return self.config.integer("intermediate_size")
+
+    def read_window(self) -> tuple[int, list[bool]]:
+        return layer_windows(self.config, self.n_layer, 0)
+
+    def pattern_entries(self) -> Iterator[Entry]:
+        yield array("lfm3.attention.sliding_window_pattern", "BOOL", self.slides)
+
+    def entries(self) -> Iterator[Entry]:
+        yield from super().entries()
+        yield float32("lfm3.rope.freq_base_swa", self.local.theta)
+
+    def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
+        assert self.rope
+        yield from self.rope.outputs()
+        yield from super().outputs(weights, transpose_down)
+
+    def part(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
+        yield from super().part(weights, theirs, block)
+        if self.sandwiches:
+            yield from self.norm(
+                weights, f"{theirs}.post_operator_norm", f"{block}.post_attention_norm"
+            )
+
+    def attention(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
+        yield from super().attention(weights, theirs, block)
+        if self.gates:
+            # Published checkpoints have the one name, transformers' module the other.
+            name = "g_proj" if f"{theirs}.g_proj.weight" in weights else "gate_proj"
+            shape = (self.n_head, self.n_embd)
+            yield from self.linear(weights, f"{theirs}.{name}", f"{block}.attn_gate", shape)
+
+    def head_norm(self, weights: Weights, theirs: str, heads: int, ours: str) -> Output:
+        return Llama.head_norm(self, weights, theirs, heads, ours)
+
+    def ffn(
+        self, weights: Weights, theirs: str, block: str, transpose_down: bool
+    ) -> Iterator[Output]:
+        yield from super().ffn(weights, theirs, block, transpose_down)
+        if self.sandwiches:
+            yield from self.norm(weights, f"{theirs}.post_ffn_norm", f"{block}.post_ffw_norm")
+
+
+def _kind_of_lfm3(layer: int) -> str:
+    """Of a layer, where config.json does not say."""
+    if layer % 4 == 2:
+        return "full_attention"
+    return "sliding_attention" if layer > 0 and layer % 4 == 0 else "conv"
+
+
+# What config.json may leave out.
+_LFM3 = {
+    "conv_L_cache": 7,
+    "head_dim": 128,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "sliding_window": 256,
+}
+_ROTATIONS = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {
+        "rope_type": "proportional",
+        "rope_theta": 1000000.0,
+        "partial_rotary_factor": 0.5,
+    },
+}
