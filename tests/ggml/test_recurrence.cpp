@@ -232,6 +232,7 @@ void test_delta(int64_t n_k, int64_t n_v, int64_t dim, int64_t v_dim, bool tiled
     DeltaRule how;
     how.n_k_head = n_k, how.n_v_head = n_v, how.head_dim = dim, how.v_head_dim = v_dim;
     how.tiled = tiled, how.dt_bias = dt_bias.data(), how.a = a.data(), how.eps = 1e-2f;
+    how.beta_scale = tiled ? 1 : 1.75f;
     // q, k, v, alpha, beta, and a value that nothing reads.
     const int64_t k_at = n_k * dim, v_at = 2 * k_at, alpha_at = v_at + n_v * v_dim,
                   beta_at = alpha_at + n_v, width = beta_at + n_v + 1, out_width = n_v * v_dim;
@@ -262,7 +263,8 @@ void test_delta(int64_t n_k, int64_t n_v, int64_t dim, int64_t v_dim, bool tiled
                 const int64_t of_k = tiled ? h % n_k : h / (n_v / n_k);
                 const Doubles q = normed(row + of_k * dim, std::sqrt(double(dim)));
                 const Doubles k = normed(row + k_at + of_k * dim, 1);
-                const double beta = 1 / (1 + std::exp(-double(row[beta_at + h])));
+                const double beta =
+                    double(how.beta_scale) / (1 + std::exp(-double(row[beta_at + h])));
                 const double decay = std::exp(
                     a[size_t(h)] * softplus_of(double(row[alpha_at + h]) + dt_bias[size_t(h)]));
                 double* const s = state.data() + h * dim * v_dim;

@@ -122,4 +122,22 @@ DELTA_NETS: dict[str, dict[str, Any]] = {
         },
         "tie_word_embeddings": True,
     },
+    # The models were trained without positions; these have them.
+    "olmo-hybrid": {
+        "seed": 63,
+        **OWN,
+        "model_type": "olmo_hybrid",
+        "architectures": ["OlmoHybridForCausalLM"],
+        "num_hidden_layers": 2,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_conv_kernel_dim": 3,
+        "linear_key_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_value_head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
+        "tie_word_embeddings": False,
+    },
 }

@@ -71,6 +71,7 @@ OF_OWN_KEYS = (
     "lfm3",
     "muse_glimmer",
     "nemotron",
+    "olmo_hybrid",
     "opt",
     "stablelm",
     "starcoder2",

@@ -192,6 +192,7 @@ inline void test_delta(int64_t n_k_head, int64_t n_v_head, bool tiled, int64_t h
     DeltaRule how;
     how.n_k_head = n_k_head, how.n_v_head = n_v_head, how.tiled = tiled;
     how.head_dim = head_dim, how.v_head_dim = v_head_dim, how.eps = 1e-6f;
+    how.beta_scale = tiled ? 1 : 2;
     const Floats dt_bias = normal(n_v_head);
     Floats a = normal(n_v_head, 0.5f);
     for (float& v : a) v = -std::fabs(v);

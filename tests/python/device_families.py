@@ -147,6 +147,7 @@ VARIANTS = {
     "convolutions": "lfm2",
     "gates of heads, norms behind convolutions": "lfm3",
     "gated delta nets": "qwen3-5",
+    "delta nets whose beta goes to 2": "olmo-hybrid",
     "Mamba-2": "mamba:nemotron-wide",
     "layers without attention or block": "mamba:nemotron-attention",
     "experts that read narrower rows": "mamba:nemotron-narrow",

@@ -341,6 +341,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         },
         "tie_word_embeddings": True,
     },
+    "olmo_hybrid": {**_LLAMA, "rope_parameters": {"rope_theta": 10000.0}},
     "glm4_moe": {**_LLAMA, "rms_norm_eps": 1e-5, "routed_scaling_factor": 1.0, "n_group": 1},
     "dots1": {
         **_LLAMA,

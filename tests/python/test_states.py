@@ -19,6 +19,7 @@ KINDS = [
     "lfm3",
     "qwen3-next",
     "qwen3-5",
+    "olmo-hybrid",
     "nemotron-wide",
     "granite-moe",
     "falcon",

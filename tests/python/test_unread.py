@@ -54,6 +54,7 @@ CASES = {
     "qwen3next": "qwen3-next",
     "qwen35": "qwen3-5",
     "qwen35moe": "qwen3-5-moe",
+    "olmo-hybrid": "olmo-hybrid",
     "lfm2": "lfm2",
     "lfm2moe": "lfm2-moe",
     "lfm3": "lfm3",

@@ -68,8 +68,8 @@ void mamba2_scan(Context& context, const Mamba2Scan& how, const StateRows* seque
 // The gated delta rule (arXiv 2412.06464), for each head of v with its own alpha, beta, dt_bias, a,
 // v [v_head_dim] and state S [head_dim, v_head_dim], and q and k [head_dim] of a head of k:
 //   q = q / sqrt(sum q^2 + eps) / sqrt(head_dim);  k = k / sqrt(sum k^2 + eps);
-//   S = e^(a softplus(alpha + dt_bias)) S;  delta = sigmoid(beta) (v - S^T k);  S = S + k (x)
-//   delta; y = S^T q.
+//   S = e^(a softplus(alpha + dt_bias)) S;  delta = beta_scale sigmoid(beta) (v - S^T k);
+//   S = S + k (x) delta;  y = S^T q.
 struct DeltaRule {
     int64_t n_k_head = 0, n_v_head = 0;
     int64_t head_dim = 0, v_head_dim = 0;
@@ -77,6 +77,7 @@ struct DeltaRule {
     bool tiled = false;
     const float *dt_bias = nullptr, *a = nullptr;  // [n_v_head]; a < 0
     float eps = 0;
+    float beta_scale = 1;
     Heads q, k;  // overwritten: as they are after the first line
     Heads v;
     Heads alpha, beta;  // one value a head of v

@@ -62,14 +62,14 @@ template <typename F>
     find_decays(how.dt, head, rows, n, how.dt_bias[head], how.a[head], steps.factor, steps, scale);
 }
 
-// The factor is sigmoid(beta).
+// The factor is beta_scale sigmoid(beta).
 [[gnu::always_inline]] inline void find_steps(const DeltaRule& how, int64_t head,
                                               const int32_t* rows, int64_t n, Steps& steps,
                                               float& scale) {
     float dt[kSteps];
     find_decays(how.alpha, head, rows, n, how.dt_bias[head], how.a[head], dt, steps, scale);
     for (int64_t i = 0; i < n; i++) steps.factor[i] = *values(how.beta, rows[i], head);
-    apply(steps.factor, n, [](float v) { return sigmoid(v); });
+    apply(steps.factor, n, [by = how.beta_scale](float v) { return by * sigmoid(v); });
 }
 
 // Which head of k, or group of heads, serves a head.

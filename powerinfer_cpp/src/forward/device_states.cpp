@@ -264,6 +264,7 @@ void DeviceForward::launch_fold(int64_t i, const DeltaNet& s, const Entering& of
     rule.dt_bias = on_.vector(&s.dt_bias);
     rule.a = on_.vector(&s.a);
     rule.eps = kUnitEps;
+    rule.beta_scale = s.beta_scale;
     rule.q = {q, channels, s.head_dim};
     rule.k = {q + s.k_dim(), channels, s.head_dim};
     rule.v = {q + 2 * s.k_dim(), channels, s.v_head_dim};

@@ -234,7 +234,8 @@ struct DeltaNet {
     const float* conv = nullptr;                   // [channels, taps]
     const float *dt_bias = nullptr, *a = nullptr;  // [n_v_head]; a < 0
     const float* norm = nullptr;                   // [v_head_dim]
-    float norm_eps = 0;
+    float norm_eps = 0;                            // 0: the model's
+    float beta_scale = 1;                          // see ggml::DeltaRule
 
     int64_t k_dim() const { return n_k_head * head_dim; }
     int64_t v_dim() const { return n_v_head * v_head_dim; }

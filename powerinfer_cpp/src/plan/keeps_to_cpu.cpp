@@ -119,7 +119,7 @@ std::string KeptToCpu::reason(const Mamba2& mamba) const {
 std::string KeptToCpu::reason(const DeltaNet& net) const {
     [[maybe_unused]] const auto& [n_k_head, n_v_head, head_dim, v_head_dim, taps, tiled, qkv, gate,
                                   out, beta, alpha, by_head, beta_alpha, conv, dt_bias, a, norm,
-                                  norm_eps] = net;
+                                  norm_eps, beta_scale] = net;
     if (head_dim <= ggml::kDeviceDeltaRows) return "";
     return format("keys of %lld values keep to the CPU: the device's delta rule has room for %lld",
                   (long long)head_dim, (long long)ggml::kDeviceDeltaRows);

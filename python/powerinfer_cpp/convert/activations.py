@@ -17,6 +17,7 @@ _DEFAULTS = {
     "qwen3next": ("silu", "relu"),
     "qwen35": ("silu", "relu"),
     "qwen35moe": ("silu", "relu"),
+    "olmo-hybrid": ("silu", "relu"),
     "lfm2": ("silu", "silu"),
     "lfm2moe": ("silu", "silu"),
     "lfm3": ("silu", "silu"),
@@ -71,7 +72,7 @@ _DEFAULTS = {
 _OF_LLAMA_CPP = {"bitnet": "silu"}
 
 # llama.cpp refuses these architectures.
-_UNKNOWN_TO_OTHERS = ("bamboo", "lfm3", "nanochat", "opt")
+_UNKNOWN_TO_OTHERS = ("bamboo", "lfm3", "nanochat", "olmo-hybrid", "opt")
 
 
 def dense_note(architecture: str, activation: str) -> str | None:

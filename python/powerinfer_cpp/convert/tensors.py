@@ -59,6 +59,20 @@ class Weights:
             raise ModelFormatError(f"the checkpoint lacks tensor {name} {list(shape)}")
         return check_shape(weight, shape)
 
+    def take_parts(self, names: Sequence[str], n_rows: int, *row: int) -> list[Weight]:
+        """Tensors that have n_rows rows of this shape together, however these are divided. Raises
+        ModelFormatError for other numbers of rows, and if one is missing."""
+        parts = [self.take(name, self.rows(name), *row) for name in names]
+        if (n := sum(part.shape[0] for part in parts)) != n_rows:
+            raise ModelFormatError(
+                f"tensors {', '.join(names)} have {n} rows together, expected {n_rows}"
+            )
+        return parts
+
+    def joined(self, name: str, parts: Sequence[Weight]) -> Output:
+        """Matrices with their rows one behind another."""
+        return joined(name, [from_weight(name, part) for part in parts])
+
     def take_bytes(self, name: str, *shape: int) -> Weight:
         """The same for a tensor of bytes (U8), which are no weights by themselves."""
         weight = self._left.get(name)
@@ -169,15 +183,21 @@ def transposed(name: str, weight: Weight) -> Output:
     return Output(name, weight.shape[::-1], rows)
 
 
-def stacked(name: str, parts: Sequence[Output]) -> Output:
-    """Stacks matrices of equal shape, such as the experts of a layer."""
-    each = parts[0].n_rows
+def joined(name: str, parts: Sequence[Output]) -> Output:
+    """Matrices with their rows one behind another."""
+    ends = np.cumsum([part.n_rows for part in parts])
 
     def rows(a: int, b: int) -> np.ndarray:
         found = []
-        for i in range(a // each, -(-b // each)):
-            first = i * each
-            found.append(parts[i].rows(max(a - first, 0), min(b - first, each)))
+        for part, end in zip(parts, ends, strict=True):
+            first = int(end) - part.n_rows
+            if a < end and first < b:
+                found.append(part.rows(max(a - first, 0), min(b - first, part.n_rows)))
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    return Output(name, (len(parts), *parts[0].shape), rows)
+    return Output(name, (int(ends[-1]), parts[0].row), rows)
+
+
+def stacked(name: str, parts: Sequence[Output]) -> Output:
+    """Stacks matrices of equal shape, such as the experts of a layer."""
+    return replace(joined(name, parts), shape=(len(parts), *parts[0].shape))

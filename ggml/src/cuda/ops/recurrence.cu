@@ -228,8 +228,9 @@ __global__ void delta_steps_kernel(DeltaRule p, DeviceSequences s, float eps, fl
     if (row - s.n_rows >= *s.count) return;
     const int64_t at = s.at + p.n_v_head * p.head_dim * p.v_head_dim + head;
     find_decays(s, s.of[row - s.n_rows], at, p.alpha, head, int(p.n_v_head), p.dt_bias[head],
-                p.a[head], scratch.decays,
-                [&](int at_row, float) { return sigmoid(*values(p.beta, at_row, head)); });
+                p.a[head], scratch.decays, [&](int at_row, float) {
+                    return p.beta_scale * sigmoid(*values(p.beta, at_row, head));
+                });
 }
 
 constexpr int kDeltaThreads = 128;

@@ -95,6 +95,7 @@ void fold(const Folding& f, const DeltaNet& s) {
     rule.dt_bias = s.dt_bias;
     rule.a = s.a;
     rule.eps = kUnitEps;
+    rule.beta_scale = s.beta_scale;
     rule.q = {q, channels, s.head_dim};
     rule.k = {q + s.k_dim(), channels, s.head_dim};
     rule.v = {q + 2 * s.k_dim(), channels, s.v_head_dim};

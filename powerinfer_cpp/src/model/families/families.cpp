@@ -444,7 +444,9 @@ static void complete_parts(Model& model) {
                                  },
                                  [&](LayerEmbedding& e) { e.activation = c.activation; },
                                  [](ShortConvolution&) {},
-                                 [&](auto& with_norm) { with_norm.norm_eps = c.norm_eps; }};
+                                 [&](auto& with_norm) {
+                                     if (!with_norm.norm_eps) with_norm.norm_eps = c.norm_eps;
+                                 }};
     for (Layer& layer : model.layers) {
         for (LayerPart& part : layer.parts) std::visit(complete, part.op);
     }

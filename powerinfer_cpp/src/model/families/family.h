@@ -75,7 +75,7 @@ extern const std::vector<Family> kLagunaFamilies;
 extern const std::vector<Family> kSmallThinkerFamilies;
 
 // recurrent/: with states
-extern const std::vector<Family> kDeltaNetFamilies;  // qwen3next, qwen35...
+extern const std::vector<Family> kDeltaNetFamilies;  // qwen3next, qwen35, olmo-hybrid...
 extern const std::vector<Family> kFalconH1Families;
 extern const std::vector<Family> kGraniteFamilies;    // also those without states
 extern const std::vector<Family> kLfm2Families;       // lfm2, lfm2moe, lfm3
@@ -155,6 +155,9 @@ struct LayerForm {
     // (ffn_sub_norm).
     bool inner_norms = false;
 };
+
+// Norms only behind both parts.
+LayerForm norms_behind(Attention::Norms head_norms);
 
 // For Llama's relatives: the epsilon of RMSNorm; with RoPE's pairs (i, i + n_rot / 2); and the
 // tensors of a model whose layers all have this form, and the windows that the keys name.

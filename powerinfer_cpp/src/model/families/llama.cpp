@@ -15,6 +15,15 @@ void configure_halves(const ggml::Gguf& gguf, Config& c) {
     c.rope_pairs = ggml::RopePairs::halves;
 }
 
+LayerForm norms_behind(Attention::Norms head_norms) {
+    LayerForm form;
+    form.attention_norm = form.ffn_norm = "";
+    form.attention_post_norm = "post_attention_norm";
+    form.ffn_post_norm = "post_ffw_norm";
+    form.head_norms = head_norms;
+    return form;
+}
+
 void llama_weights(Model& m, std::vector<WeightSpec>& specs, const LayerForm& form) {
     Weights w(m, specs);
     w.embedding_and_head();

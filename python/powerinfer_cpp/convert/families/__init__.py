@@ -37,7 +37,7 @@ from .mixtures.laguna import Laguna
 from .mixtures.mixture import Dots1, Glm4Moe, MiniMaxM2, Olmoe, Qwen2Moe, Qwen3Moe, SolarOpen
 from .mixtures.phimoe import PhiMoe
 from .mixtures.smallthinker import SmallThinker
-from .recurrent.delta_net import Qwen3Next, Qwen35, Qwen35Moe
+from .recurrent.delta_net import OlmoHybrid, Qwen3Next, Qwen35, Qwen35Moe
 from .recurrent.granite import Granite, GraniteMoe, granite_hybrid
 from .recurrent.lfm2 import Lfm2, Lfm2Moe, Lfm3
 from .recurrent.mamba2 import FalconH1, nemotron_h
@@ -58,6 +58,7 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "qwen3_5_text": Qwen35,
     "qwen3_5_moe": Qwen35Moe,  # with images; the text part is converted
     "qwen3_5_moe_text": Qwen35Moe,
+    "olmo_hybrid": OlmoHybrid,
     "lfm2": Lfm2,
     "lfm2_moe": Lfm2Moe,
     "lfm3": Lfm3,

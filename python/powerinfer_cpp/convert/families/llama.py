@@ -49,9 +49,10 @@ class Llama(Family):
             self.threshold = config.number("hidden_act_param")
         else:
             self.activation = config.activation(self.activation_key, self.default_activation)
-        if self.head_dim % 2:
+        rotates = self.uses_rope()
+        if rotates and self.head_dim % 2:
             raise self.refuse(f"an odd head_dim, {self.head_dim},")
-        self.rope = self.read_rope(self.default_theta) if self.uses_rope() else None
+        self.rope = self.read_rope(self.default_theta) if rotates else None
         self.window, self.slides = self.read_window()
         bias = config.flag("attention_bias")
         self.qkv_bias, self.o_bias = bias, bias

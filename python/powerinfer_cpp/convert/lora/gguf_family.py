@@ -76,6 +76,7 @@ _KINDS = {
     "qwen3next": _QWEN,
     "qwen35": _QWEN,
     "qwen35moe": _QWEN,
+    "olmo-hybrid": _QWEN,
     "lfm2": _LFM2,
     "lfm2moe": _LFM2,
     "lfm3": _LFM2,

@@ -6,7 +6,7 @@ loop may have put more in front, or the adapter's own name behind (`lora_A.defau
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import numpy as np
 from ...core.errors import ModelFormatError, UnsupportedModelError
 from ..checkpoint import open_adapter
 from ..families.family import Family, name_behind
-from ..tensors import Weights, check_type
+from ..tensors import Output, Weights, check_type
 from ..weight import Weight, widen
 from .low_rank import LowRank
 
@@ -74,6 +74,37 @@ class AdapterWeights(Weights):
 
     def rows(self, name: str) -> int:
         return 0
+
+    def take_parts(self, names: Sequence[str], n_rows: int, *row: int) -> list[Weight]:
+        return [self.take(names[0], n_rows, *row)]  # no change has such a name
+
+    def joined(self, name: str, parts: Sequence[Weight]) -> Output:
+        """The sum of the parts' products, each with zeros in the rows of the others.
+
+        A product counts divided by its rank, which is that of all parts together.
+        """
+        n_rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
+
+        def rows(a: int, b: int) -> np.ndarray:
+            lefts, rights, first = [], [], 0
+            for part in parts:
+                try:
+                    product: LowRank = part.stored()  # type: ignore[assignment]
+                except Unchanged:
+                    pass
+                else:
+                    around = (first, n_rows - first - part.shape[0])
+                    lefts.append(np.pad(product.left, (around, (0, 0))))
+                    rights.append(product.right)
+                first += part.shape[0]
+            if not lefts:
+                raise Unchanged
+            rank = sum(map(len, rights))
+            scaled = [left * np.float32(rank / left.shape[1]) for left in lefts]
+            whole = LowRank(np.concatenate(scaled, axis=1), np.concatenate(rights))
+            return whole[a:b]  # type: ignore[return-value]
+
+        return Output(name, (n_rows, columns), rows)
 
     def drop(self, name: str) -> None:
         """Nothing: what is changed is needed."""

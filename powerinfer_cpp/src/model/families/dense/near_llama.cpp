@@ -85,16 +85,6 @@ void weights_glm4(Model& m, Specs& specs) {
     weights_of_dense(m, specs, form);
 }
 
-// Norms only behind both parts.
-LayerForm norms_behind(Attention::Norms head_norms) {
-    LayerForm form;
-    form.attention_norm = form.ffn_norm = "";
-    form.attention_post_norm = "post_attention_norm";
-    form.ffn_post_norm = "post_ffw_norm";
-    form.head_norms = head_norms;
-    return form;
-}
-
 // OLMo 3, with windows, has a rotation of its own there, which is not scaled.
 void configure_olmo2(const ggml::Gguf& gguf, Config& c) {
     configure_halves(gguf, c);

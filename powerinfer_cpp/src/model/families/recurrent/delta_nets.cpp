@@ -1,5 +1,6 @@
 // Qwen3-Next, Qwen 3.5 and 3.6: gated delta nets in most layers, attention whose results are gated
-// in the others; dense or with experts, of which every row computes one.
+// in the others; dense or with experts, of which every row computes one. OLMo Hybrid: the same with
+// plain attention.
 #include "ggml/recurrence.h"
 #include "ggml/status.h"
 #include "model/families/family.h"
@@ -13,6 +14,7 @@ namespace {
 constexpr int64_t kDeltaNetPeriod = 4;   // of layers, of which the last one has attention
 constexpr int64_t kMostHeads = 1 << 16;  // these two prevent overflow
 constexpr int64_t kWidestHead = 1 << 12;
+constexpr float kOlmoEps = 1e-5f;  // of OLMo Hybrid's norm in a delta net, whatever others have
 
 // Which layers have a delta net.
 std::vector<bool> recurrent_layers(const Model& m) {
@@ -121,12 +123,39 @@ void weights_tiled(Model& m, std::vector<WeightSpec>& specs) {
     weights_of_delta_nets(m, specs, true);
 }
 
+// The models were trained without positions: only files with a base rotate.
+void configure_olmo_hybrid(const ggml::Gguf& gguf, Config& c) {
+    configure_halves(gguf, c);
+    if (!gguf.find(c.architecture + ".rope.freq_base")) c.ropes.clear();
+}
+
+// Norms before both parts of layers with a delta net, behind both parts of the others.
+void weights_olmo_hybrid(Model& m, std::vector<WeightSpec>& specs) {
+    const LayerForm behind = norms_behind(Attention::Norms::whole_row);
+    Weights w(m, specs);
+    w.embedding_and_head();
+    const std::vector<bool> recurrent = recurrent_layers(m);
+    DeltaNet sizes = delta_net(m, false);
+    const std::string scale = m.config.architecture + ".ssm.beta_scale";
+    sizes.beta_scale = float(m.file.gguf.number(scale, 0, 2, 2));
+    sizes.norm_eps = kOlmoEps;
+    for (int64_t i = 0; i < m.config.n_layer; i++) {
+        if (recurrent[size_t(i)]) {
+            add_delta_net(w, i, sizes);
+            w.feed_forward(i, {});
+        } else {
+            w.layer(i, behind);
+        }
+    }
+}
+
 }  // namespace
 
 const std::vector<Family> kDeltaNetFamilies = {
     Family{"qwen3next", configure_halves, weights_next}.of_experts().guessing(nextn_delta_nets),
     Family{"qwen35", configure_halves, weights_tiled}.guessing(nextn_delta_nets),
     Family{"qwen35moe", configure_halves, weights_tiled}.of_experts().guessing(nextn_delta_nets),
+    Family{"olmo-hybrid", configure_olmo_hybrid, weights_olmo_hybrid}.of_hybrid_layers(),
 };
 
 }  // namespace powerinfer

@@ -1,14 +1,17 @@
-"""Qwen3-Next, Qwen3.5 and 3.6: gated delta nets in most layers, gated attention in the others."""
+"""Qwen3-Next, Qwen3.5 and 3.6: gated delta nets in most layers, gated attention in the others. OLMo
+Hybrid: the same with plain attention."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from ....core.errors import ModelFormatError
 from ...config import Config
 from ...tensors import Output, Weights, column_order, from_weight, plus_one, row_order
-from ...writer import Entry, array, uint32
+from ...writer import Entry, array, float32, uint32
+from ..dense.near_llama import Olmo2
 from ..llama import Llama
 from ..mixtures.mixture import GatedSharedExpert, Mixture, QwenMoe
 from .states import convolution, decay, recurrent_layers, time_step
@@ -22,56 +25,46 @@ _GUESSING = {
     "hnorm": "mtp.pre_fc_norm_hidden",
     "shared_head_norm": "mtp.norm",
 }
+_OLMO_NORMS = {
+    "input_layernorm": "attention_layer_norm",
+    "post_attention_layernorm": "feedforward_layer_norm",
+}
 _SECTIONS = [11, 11, 10]  # pairs of a rotation that turn with time, height and width of an image
 
 
-class _DeltaNets(Llama):
-    """What all share: norms that multiply by 1 + weight, except inside a delta net."""
-
-    pairs = False
-    default_part = 0.25
-    rotates_partly = True
-    has_rope_factors = False
-    ffn_norm = "post_attention_norm"
-    gates_attention = True
-    mlx_adds_one = True
-    guess_names = (
-        *(f"{name}.weight" for name in _GUESSING.values()),
-        "mtp.layers.0.input_layernorm.weight",
-        "mtp.layers.0.self_attn.q_proj.weight",
-        "mtp.layers.0.post_attention_layernorm.weight",
-    )
+class _Sizes(Llama):
+    """Those of delta nets, and which layers have one."""
 
     def __init__(self, config: Config):
-        config = config.completed(head_dim=256)
         super().__init__(config)
-        self.head_norms = True
-        if not config.flag("attn_output_gate", True):
-            raise self.refuse(f"{self.architecture} whose attention has no gate")
-        if config.values.get("output_gate_type") not in (None, "swish", "silu"):
-            raise self.refuse(f"{self.architecture} whose delta nets have another output_gate_type")
-        config.known("mamba_ssm_dtype")  # of the state, which is F32 here
         self.taps = config.integer("linear_conv_kernel_dim", default=4, least=2)
-        self.n_k_head = config.integer("linear_num_key_heads", default=16)
-        self.n_v_head = config.integer("linear_num_value_heads", default=32)
-        self.k_head_dim = config.integer("linear_key_head_dim", default=128)
-        self.v_head_dim = config.integer("linear_value_head_dim", default=128)
+        self.read_sizes()
         if self.n_v_head % self.n_k_head:
             raise ModelFormatError(
                 f"{config.path}: linear_num_value_heads {self.n_v_head} is not a multiple of "
                 f"linear_num_key_heads {self.n_k_head}"
             )
-        self.period = config.integer("full_attention_interval", default=_PERIOD)
         self.recurrent = self.read_kinds()
+
+    def read_sizes(self) -> None:
+        config = self.config
+        self.n_k_head = config.integer("linear_num_key_heads", default=16)
+        self.n_v_head = config.integer("linear_num_value_heads", default=32)
+        self.k_head_dim = config.integer("linear_key_head_dim", default=128)
+        self.v_head_dim = config.integer("linear_value_head_dim", default=128)
 
     def read_kinds(self) -> list[bool]:
         """Which layers have a delta net."""
         kinds = self.config.layer_switches("layer_types", self.n_layer)
         if kinds is None:
-            return [(i + 1) % self.period != 0 for i in range(self.n_layer)]
+            return self.usual_kinds()
         if unknown := [kind for kind in kinds if kind not in _KINDS]:
             raise self.refuse(f"{self.architecture} with layers of kind {unknown[0]!r}")
         return [kind == "linear_attention" for kind in kinds]
+
+    def usual_kinds(self) -> list[bool]:
+        """The same where config.json does not say."""
+        return [(i + 1) % _PERIOD != 0 for i in range(self.n_layer)]
 
     @property
     def k_dim(self) -> int:
@@ -89,9 +82,43 @@ class _DeltaNets(Llama):
         yield uint32(f"{key}.group_count", self.n_k_head)
         yield uint32(f"{key}.time_step_rank", self.n_v_head)
         yield uint32(f"{key}.inner_size", self.v_dim)
+        yield from recurrent_layers(self.architecture, self.recurrent + [False] * self.guesses)
+
+
+class _DeltaNets(_Sizes):
+    """What Qwen's share: norms that multiply by 1 + weight, except inside a delta net."""
+
+    pairs = False
+    default_part = 0.25
+    rotates_partly = True
+    has_rope_factors = False
+    ffn_norm = "post_attention_norm"
+    gates_attention = True
+    mlx_adds_one = True
+    guess_names = (
+        *(f"{name}.weight" for name in _GUESSING.values()),
+        "mtp.layers.0.input_layernorm.weight",
+        "mtp.layers.0.self_attn.q_proj.weight",
+        "mtp.layers.0.post_attention_layernorm.weight",
+    )
+
+    def __init__(self, config: Config):
+        config = config.completed(head_dim=256)
+        self.period = config.integer("full_attention_interval", default=_PERIOD)
+        super().__init__(config)
+        self.head_norms = True
+        if not config.flag("attn_output_gate", True):
+            raise self.refuse(f"{self.architecture} whose attention has no gate")
+        if config.values.get("output_gate_type") not in (None, "swish", "silu"):
+            raise self.refuse(f"{self.architecture} whose delta nets have another output_gate_type")
+        config.known("mamba_ssm_dtype")  # of the state, which is F32 here
+
+    def usual_kinds(self) -> list[bool]:
+        return [(i + 1) % self.period != 0 for i in range(self.n_layer)]
+
+    def entries(self) -> Iterator[Entry]:
+        yield from super().entries()
         yield uint32(f"{self.architecture}.full_attention_interval", self.period)
-        recurrent = self.recurrent + [False] * self.guesses
-        yield from recurrent_layers(self.architecture, recurrent)
 
     def norm(
         self, weights: Weights, theirs: str, ours: str, bias: bool = False
@@ -225,3 +252,96 @@ class Qwen35Moe(Qwen35, GatedSharedExpert, Mixture):
     def __init__(self, config: Config):
         super().__init__(config)
         self.n_ff_shared = self.config.integer("shared_expert_intermediate_size", default=512)
+
+
+class OlmoHybrid(_Sizes, Olmo2):
+    """Norms before both parts of layers with a delta net, behind those of the others.
+
+    A delta net may take back more of its state than it holds (beta up to 2), and its convolutions
+    are those of queries, keys and values apart. Attention rotates only if config.json has a base.
+    """
+
+    architecture = "olmo-hybrid"
+    default_eps = 1e-6
+    has_rope_factors = True
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        if self.activation != "silu":
+            raise self.refuse(f"olmo_hybrid with hidden_act {config.values['hidden_act']!r}")
+        self.beta_scale = 2.0 if config.flag("linear_allow_neg_eigval", True) else 1.0
+        for name in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor"):
+            config.known(f"linear_{name}")  # how training begins
+
+    def read_sizes(self) -> None:
+        config, n = self.config, self.n_head
+        self.n_k_head = config.integer("linear_num_key_heads", default=n)
+        self.n_v_head = config.integer("linear_num_value_heads", default=n)
+        width = max(1, int(0.75 * self.n_embd / self.n_k_head))
+        self.k_head_dim = config.integer("linear_key_head_dim", default=width)
+        self.v_head_dim = config.integer("linear_value_head_dim", default=2 * self.k_head_dim)
+
+    def usual_kinds(self) -> list[bool]:
+        kinds = super().usual_kinds()
+        return kinds if not all(kinds) else [*kinds[:-1], False]
+
+    def uses_rope(self) -> bool:
+        """A base of null stands for none, a missing one for the usual."""
+        values = self.config.values
+        rotation = values.get("rope_parameters") or values.get("rope_scaling") or {}
+        of_rotation = isinstance(rotation, dict) and "rope_theta" in rotation
+        where = rotation if of_rotation else values
+        return "rope_theta" not in where or where["rope_theta"] is not None
+
+    def entries(self) -> Iterator[Entry]:
+        yield from super().entries()
+        yield float32("olmo-hybrid.ssm.beta_scale", self.beta_scale)
+
+    def norm(
+        self, weights: Weights, theirs: str, ours: str, bias: bool = False
+    ) -> Iterator[Output]:
+        """Published checkpoints have other names than transformers' modules."""
+        layer, _, name = theirs.rpartition(".")
+        published = f"{layer}.{_OLMO_NORMS.get(name, name)}"
+        name = published if f"{published}.weight" in weights else theirs
+        yield from super().norm(weights, name, ours, bias)
+
+    def layer(
+        self, weights: Weights, theirs: str, block: str, transpose_down: bool
+    ) -> Iterator[Output]:
+        norms_before = self.recurrent[int(block.removeprefix("blk."))]
+        of = Llama if norms_before else Olmo2
+        yield from of.layer(self, weights, theirs, block, transpose_down)
+
+    def attention(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
+        if self.recurrent[int(block.removeprefix("blk."))]:
+            theirs = theirs.removesuffix("self_attn") + "linear_attn"
+            yield from self.delta_net(weights, theirs, block)
+        else:
+            yield from super().attention(weights, theirs, block)
+
+    def delta_net(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
+        n, n_embd, widths = self.n_v_head, self.n_embd, (self.k_dim, self.k_dim, self.v_dim)
+        parts = [
+            weights.take(f"{theirs}.{part}_proj.weight", width, n_embd)
+            for part, width in zip("qkv", widths, strict=True)
+        ]
+        yield weights.joined(f"{block}.attn_qkv.weight", parts)
+        for name, ours, rows in (
+            ("g_proj", "attn_gate", self.v_dim),
+            ("b_proj", "ssm_beta", n),
+            ("a_proj", "ssm_alpha", n),
+        ):
+            yield from self.linear(weights, f"{theirs}.{name}", f"{block}.{ours}", (rows, n_embd))
+        # transformers 5 has the channels of all in one, and stores that in three equal parts.
+        names = [f"{theirs}.{part}_conv1d.weight" for part in "qkv"]
+        names = names if names[0] in weights else [f"{theirs}.conv1d.weight"]
+        taken = weights.take_parts(names, sum(widths), 1, self.taps)
+        rows = [part.reshaped(part.shape[0], self.taps) for part in taken]
+        yield replace(weights.joined(f"{block}.ssm_conv1d.weight", rows), exact=True)
+        yield time_step(weights, f"{theirs}.dt_bias", f"{block}.ssm_dt.bias", n)
+        yield decay(weights, f"{theirs}.A_log", f"{block}.ssm_a", n)
+        norm = weights.take(f"{theirs}.o_norm.weight", self.v_head_dim)
+        yield from_weight(f"{block}.ssm_norm.weight", norm)
+        shape = (n_embd, self.v_dim)
+        yield from self.linear(weights, f"{theirs}.o_proj", f"{block}.ssm_out", shape)
