@@ -89,14 +89,18 @@ void test_scan(scan_fn fn, scan_fn generic, DType) {
     }
 }
 
-void test_delta(delta_fn fn, delta_fn generic, DType) {
+// by_row: rows of states decay on their own, and states have no scales.
+void test_delta_of(bool by_row, delta_fn fn, delta_fn generic) {
     for (const auto& size : kStateSizes) {
         DeltaRule how;
         how.n_k_head = 1, how.n_v_head = 2, how.head_dim = size[0], how.v_head_dim = size[1];
-        const auto dt_bias = random_floats(2);
+        how.by_row = by_row;
+        const int64_t n_decays = by_row ? how.head_dim : 1;
+        const auto dt_bias = random_floats(2 * n_decays);
         const float a[] = {-0.02f, -1.5f};
         how.dt_bias = dt_bias.data(), how.a = a;
-        const int64_t v = 2 * how.head_dim, out = 2 * how.v_head_dim, width = v + out + 4;
+        const int64_t v = 2 * how.head_dim, out = 2 * how.v_head_dim, alpha = v + out,
+                      beta = alpha + 2 * n_decays, width = beta + 2;
         const float length = std::sqrt(float(how.head_dim));  // of a random row
         for (int64_t n : {1, 2, 16, 37}) {
             test_sequence(
@@ -109,12 +113,16 @@ void test_delta(delta_fn fn, delta_fn generic, DType) {
                     how.q = {rows.data(), width, how.head_dim};
                     how.k = {rows.data() + how.head_dim, width, how.head_dim};
                     how.v = {rows.data() + v, width, how.v_head_dim};
-                    how.alpha = {rows.data() + v + out, width, 1};
-                    how.beta = {rows.data() + v + out + 2, width, 1};
+                    how.alpha = {rows.data() + alpha, width, n_decays};
+                    how.beta = {rows.data() + beta, width, 1};
                     for (int64_t h : {0, 1}) f(how, h, sequence, {y, out, how.v_head_dim});
                 });
         }
     }
+}
+
+void test_delta(delta_fn fn, delta_fn generic, DType) {
+    for (const bool by_row : {false, true}) test_delta_of(by_row, fn, generic);
 }
 
 }  // namespace

@@ -224,18 +224,27 @@ void test_mamba2(int64_t n_head, int64_t head_dim, int64_t n_group, int64_t n_st
     test_op(op);
 }
 
-void test_delta(int64_t n_k, int64_t n_v, int64_t dim, int64_t v_dim, bool tiled) {
-    const Floats dt_bias = random_floats(n_v, 2);
+// What decays on its own: a state, or each of its rows, then also with a lower bound.
+enum class Decay { state, rows, bounded };
+
+void test_delta(int64_t n_k, int64_t n_v, int64_t dim, int64_t v_dim, bool tiled,
+                Decay kind = Decay::state) {
+    const int64_t n_decays = kind == Decay::state ? 1 : dim;  // of a head
+    const Floats dt_bias = random_floats(n_v * n_decays, 2);
     Floats a = random_floats(n_v);
     for (float& v : a) v = -std::exp(v - 1);
     fade(a);
     DeltaRule how;
+    how.by_row = kind != Decay::state;
+    if (kind == Decay::bounded) how.lower_bound = -5;
+    if (how.by_row) a.back() *= -1;  // the sign does not count
     how.n_k_head = n_k, how.n_v_head = n_v, how.head_dim = dim, how.v_head_dim = v_dim;
     how.tiled = tiled, how.dt_bias = dt_bias.data(), how.a = a.data(), how.eps = 1e-2f;
     how.beta_scale = tiled ? 1 : 1.75f;
     // q, k, v, alpha, beta, and a value that nothing reads.
     const int64_t k_at = n_k * dim, v_at = 2 * k_at, alpha_at = v_at + n_v * v_dim,
-                  beta_at = alpha_at + n_v, width = beta_at + n_v + 1, out_width = n_v * v_dim;
+                  beta_at = alpha_at + n_v * n_decays, width = beta_at + n_v + 1,
+                  out_width = n_v * v_dim;
     Op op{width, out_width, how.state(), {}, {}};
     op.call = [=](Context& context, const StateRows* sequences, int64_t n, Floats& rows,
                   Floats& out) {
@@ -243,7 +252,7 @@ void test_delta(int64_t n_k, int64_t n_v, int64_t dim, int64_t v_dim, bool tiled
         of.q = {rows.data(), width, dim};
         of.k = {rows.data() + k_at, width, dim};
         of.v = {rows.data() + v_at, width, v_dim};
-        of.alpha = {rows.data() + alpha_at, width, 1};
+        of.alpha = {rows.data() + alpha_at, width, n_decays};
         of.beta = {rows.data() + beta_at, width, 1};
         delta_rule(context, of, sequences, n, {out.data(), out_width, v_dim});
     };
@@ -265,13 +274,19 @@ void test_delta(int64_t n_k, int64_t n_v, int64_t dim, int64_t v_dim, bool tiled
                 const Doubles k = normed(row + k_at + of_k * dim, 1);
                 const double beta =
                     double(how.beta_scale) / (1 + std::exp(-double(row[beta_at + h])));
-                const double decay = std::exp(
-                    a[size_t(h)] * softplus_of(double(row[alpha_at + h]) + dt_bias[size_t(h)]));
+                Doubles decays;
+                for (int64_t i = h * n_decays; i < (h + 1) * n_decays; i++) {
+                    const double x = double(row[alpha_at + i]) + dt_bias[size_t(i)];
+                    const double by = std::fabs(a[size_t(h)]);
+                    decays.push_back(std::exp(how.lower_bound < 0
+                                                  ? how.lower_bound / (1 + std::exp(-by * x))
+                                                  : -by * softplus_of(x)));
+                }
                 double* const s = state.data() + h * dim * v_dim;
                 for (int64_t c = 0; c < v_dim; c++) {
                     double seen = 0, y = 0;
                     for (int64_t i = 0; i < dim; i++) {
-                        s[i * v_dim + c] *= decay;
+                        s[i * v_dim + c] *= decays[size_t(i % n_decays)];
                         seen += s[i * v_dim + c] * k[size_t(i)];
                     }
                     const double change = beta * (row[v_at + h * v_dim + c] - seen);
@@ -289,7 +304,7 @@ void test_delta(int64_t n_k, int64_t n_v, int64_t dim, int64_t v_dim, bool tiled
 }
 
 // Both orders of gate and norm, and the gate alone; x and z apart or close, and in place.
-void test_gated_norm() {
+void test_gated_norm(bool sigmoid) {
     const int64_t rows = 5, n_group = 6, group = 20, width = n_group * group;
     const Floats x = random_floats(rows * (width + 4)), z = random_floats(rows * (width + 7)),
                  weight = random_floats(width);
@@ -297,7 +312,8 @@ void test_gated_norm() {
         for (bool gate_first : {false, true}) {
             for (bool in_place : {false, true}) {
                 const GatedNorm how = {n_group,   group, n_weights ? weight.data() : nullptr,
-                                       n_weights, 1e-3f, gate_first};
+                                       n_weights, 1e-3f, gate_first,
+                                       sigmoid};
                 const auto op = [&](Context& context, int64_t first, int64_t n) {
                     Floats from(x.begin() + first * (width + 4),
                                 x.begin() + (first + n) * (width + 4));
@@ -319,7 +335,10 @@ void test_gated_norm() {
                     const float* gate = z.data() + t * (width + 7) + 3 + g * group;
                     Doubles y(from, from + group);
                     const auto times_gate = [&] {
-                        for (size_t c = 0; c < y.size(); c++) y[c] *= silu_of(gate[c]);
+                        for (size_t c = 0; c < y.size(); c++) {
+                            y[c] *=
+                                sigmoid ? 1 / (1 + std::exp(-double(gate[c]))) : silu_of(gate[c]);
+                        }
                     };
                     if (gate_first || !n_weights) times_gate();
                     if (n_weights) {
@@ -359,7 +378,14 @@ void test_all(const char*) {
     test_delta(1, 1, 128, 128, false);
     test_delta(3, 3, 33, 40, true);
     test_delta(1, 1, 1100, 3, false);
-    test_gated_norm();
+    for (const Decay kind : {Decay::rows, Decay::bounded}) {
+        test_delta(2, 2, 16, 16, false, kind);
+        test_delta(2, 4, 24, 40, true, kind);
+        test_delta(1, 2, 5, 7, false, kind);
+        test_delta(1, 1, 128, 128, false, kind);
+        test_delta(1, 1, 700, 3, false, kind);
+    }
+    for (const bool sigmoid : {false, true}) test_gated_norm(sigmoid);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Tests of the operators that fold rows into states.
 #pragma once
 
+#include <optional>
+
 #include "gpu/twins.h"
 
 namespace gpu_test {
@@ -187,42 +189,48 @@ inline void test_scans() {
     test_scan(1, 1, 16, kDeviceScanRows, false);
 }
 
+// lower_bound: of the decays of rows; 0: they have none; without a value states decay as a whole.
 inline void test_delta(int64_t n_k_head, int64_t n_v_head, bool tiled, int64_t head_dim,
-                       int64_t v_head_dim, bool in_place) {
+                       int64_t v_head_dim, bool in_place, std::optional<float> lower_bound = {}) {
     DeltaRule how;
+    how.by_row = lower_bound.has_value(), how.lower_bound = lower_bound.value_or(0);
+    const int64_t n_decays = how.by_row ? head_dim : 1;  // of a head
     how.n_k_head = n_k_head, how.n_v_head = n_v_head, how.tiled = tiled;
     how.head_dim = head_dim, how.v_head_dim = v_head_dim, how.eps = 1e-6f;
     how.beta_scale = tiled ? 1 : 2;
-    const Floats dt_bias = normal(n_v_head);
+    const Floats dt_bias = normal(n_v_head * n_decays);
     Floats a = normal(n_v_head, 0.5f);
     for (float& v : a) v = -std::fabs(v);
-    a[0] = -30;  // scales are folded
+    if (!how.by_row) a[0] = -30;  // scales are folded
     const Array<float> device_bias(dt_bias), device_a(a);
     const int64_t k_dim = n_k_head * head_dim, v_dim = n_v_head * v_head_dim;
-    const int64_t width = 2 * k_dim + v_dim + 2 * n_v_head + 1;
+    const int64_t width = 2 * k_dim + v_dim + n_v_head + 1, n_alpha = n_v_head * n_decays;
     for (const auto& sequences : some_passes()) {
         Passes passes(sequences, how.state(), n_v_head);
         Floats rows = normal(passes.n_rows * width), y(size_t(passes.n_rows * v_dim), 5.0f);
-        const Array<float> device_rows(rows), device_y(y);
+        Floats alpha = normal(passes.n_rows * n_alpha);
+        const Array<float> device_rows(rows), device_y(y), device_alpha(alpha);
+        const Array<float> row_decays(alpha.size());
         const Array<DeviceDecay> decays(size_t(passes.n_rows * n_v_head));
         const Array<float> products(size_t(passes.n_rows * n_k_head));
         const auto take = [&](float* x) {
             how.q = {x, width, head_dim};
             how.k = {x + k_dim, width, head_dim};
             how.v = {x + 2 * k_dim, width, v_head_dim};
-            how.alpha = {x + 2 * k_dim + v_dim, width, 1};
-            how.beta = {x + 2 * k_dim + v_dim + n_v_head, width, 1};
+            how.beta = {x + 2 * k_dim + v_dim, width, 1};
         };
         how.dt_bias = dt_bias.data(), how.a = a.data();
+        how.alpha = {alpha.data(), n_alpha, n_decays};
         take(rows.data());
         passes.on_cpu([&](const StateRows* of, int64_t count) {
             delta_rule(context, how, of, count,
                        in_place ? how.v : Heads{y.data(), v_dim, v_head_dim});
         });
         how.dt_bias = device_bias.get(), how.a = device_a.get();
+        how.alpha = {device_alpha.get(), n_alpha, n_decays};
         take(device_rows.get());
         passes.on_device([&](const DeviceSequences& of) {
-            ops.delta_rule(stream(), how, of, {decays.get(), products.get()},
+            ops.delta_rule(stream(), how, of, {decays.get(), products.get(), row_decays.get()},
                            in_place ? how.v : Heads{device_y.get(), v_dim, v_head_dim});
         });
         CHECK(like_the_cpus(noted(device_rows.read()), rows));
@@ -237,10 +245,16 @@ inline void test_deltas() {
     test_delta(1, 1, false, 1, 1, false);
     test_delta(1, 2, true, 128, 32, false);
     test_delta(1, 1, false, kDeviceDeltaRows, 40, false);
+    for (const float lower_bound : {0.0f, -5.0f}) {
+        test_delta(2, 2, false, 37, 24, false, lower_bound);
+        test_delta(2, 4, true, 16, 33, true, lower_bound);
+        test_delta(1, 1, false, 128, 128, false, lower_bound);
+        test_delta(1, 1, false, kDeviceDeltaRows, 40, false, lower_bound);
+    }
 }
 
 inline void test_gated_norm(int64_t n_group, int64_t group, int64_t n_weights, bool gate_first,
-                            bool in_bytes) {
+                            bool in_bytes, bool sigmoid = false) {
     const int64_t rows = 3, cols = n_group * group;
     const Floats weight = normal(n_weights * group, 1, 1), z = normal(rows * cols, 2);
     const Array<float> device_weight(weight), device_z(z);
@@ -248,7 +262,7 @@ inline void test_gated_norm(int64_t n_group, int64_t group, int64_t n_weights, b
     Array<float> device_x(x);
     GatedNorm how;
     how.n_group = n_group, how.group = group, how.n_weights = std::max<int64_t>(1, n_weights);
-    how.eps = 1e-5f, how.gate_first = gate_first;
+    how.eps = 1e-5f, how.gate_first = gate_first, how.sigmoid = sigmoid;
     how.weight = n_weights ? weight.data() : nullptr;
     const Heads values{x.data(), cols, group};
     gated_norm(context, how, rows, values, {gates.data(), cols, group}, values);
@@ -275,6 +289,7 @@ inline void test_gated_norms() {
         test_gated_norm(3, 7, 3, gate_first, false);
         test_gated_norm(1, 4128, 1, gate_first, false);
         test_gated_norm(2, 64, 0, gate_first, true);
+        test_gated_norm(4, 24, 1, gate_first, true, true);
     }
 }
 
@@ -306,8 +321,8 @@ inline void test_rows_beside_states() {
         const Array<float> kept(expected);
         float* const first = kept.get();
         const Array<float*> where(std::vector<float*>{first + 500, nullptr, first});
-        const DeviceColumns columns{{device_from.get(), device_y.get(), nullptr},
-                                    {int(width), 20, 0}};
+        const DeviceColumns columns{{device_from.get(), nullptr, nullptr, nullptr, device_y.get()},
+                                    {int(width), 0, 0, 0, 20}};
         ops.keep_rows(stream(), columns, int(rows), where.get(), 3);
         for (const int64_t t : {0, 2}) {
             const auto to = expected.begin() + (t ? 3 : 503);

@@ -270,14 +270,16 @@ constexpr int64_t kDeviceScanRows = 512, kDeviceDeltaRows = 256;  // of a head's
 struct DeviceDecay {
     float factor, decayed, scale;  // Steps in kernels/recurrence.h; folded: these are not the same
 };
-// What enters a state: rows [n, width] of up to three arrays, one behind the other in what is kept.
+// What enters a state: rows [n, width] of some arrays, one behind the other in what is kept.
+constexpr int kDeviceColumns = 5;
 struct DeviceColumns {
-    const float* x[3] = {};
-    int width[3] = {};
+    const float* x[kDeviceColumns] = {};
+    int width[kDeviceColumns] = {};
 };
 struct DeviceStateScratch {
     DeviceDecay* decays = nullptr;  // [rows, heads]
     float* products = nullptr;      // [rows, heads of k]: q . k
+    float* row_decays = nullptr;    // [rows, heads, head_dim]: of rows of states (DeltaRule)
 };
 
 struct DeviceOps {

@@ -264,6 +264,14 @@ GGML_BOTH inline float sigmoid(float v) {
 GGML_BOTH inline float silu(float v) {
     return v / (1 + exp_f32(-v));
 }
+// The decay of a row of a state (DeltaRule): e^(-a softplus(x)), or, with a lower bound of the
+// exponent, e^(bound sigmoid(a x)).
+GGML_BOTH inline float row_decay(double x, float a) {
+    return exp_f32(-a * float(softplus_f64(x)));
+}
+GGML_BOTH inline float bounded_row_decay(double x, float a, float bound) {
+    return exp_f32(bound * sigmoid(float(double(a) * x)));
+}
 // Both factors of gpt-oss's gated activation, of gate and of up.
 GGML_BOTH inline float oai_gate(float v) {
     v = math::choose(v > 7, 7.0f, v);

@@ -70,17 +70,23 @@ void mamba2_scan(Context& context, const Mamba2Scan& how, const StateRows* seque
 //   q = q / sqrt(sum q^2 + eps) / sqrt(head_dim);  k = k / sqrt(sum k^2 + eps);
 //   S = e^(a softplus(alpha + dt_bias)) S;  delta = beta_scale sigmoid(beta) (v - S^T k);
 //   S = S + k (x) delta;  y = S^T q.
+// Or each row of S has a decay of its own (Kimi delta attention, arXiv 2510.26692): then a head has
+// head_dim values of alpha and of dt_bias, and one of a, whose sign does not count.
 struct DeltaRule {
     int64_t n_k_head = 0, n_v_head = 0;
     int64_t head_dim = 0, v_head_dim = 0;
     // Head h of v reads k's head h mod n_k_head; or else h / (n_v_head / n_k_head).
     bool tiled = false;
-    const float *dt_bias = nullptr, *a = nullptr;  // [n_v_head]; a < 0
+    bool by_row = false;  // rows of a state decay on their own
+    // by_row, if below 0: decays are e^(lower_bound sigmoid(|a| (alpha + dt_bias))).
+    float lower_bound = 0;
+    const float* dt_bias = nullptr;  // [n_v_head], or by_row [n_v_head, head_dim]
+    const float* a = nullptr;        // [n_v_head]; < 0
     float eps = 0;
     float beta_scale = 1;
     Heads q, k;  // overwritten: as they are after the first line
     Heads v;
-    Heads alpha, beta;  // one value a head of v
+    Heads alpha, beta;  // one value a head of v; alpha by_row: head_dim, overwritten by the CPU
 
     int64_t state() const { return matrix_states(n_v_head, head_dim, v_head_dim); }
 };
@@ -88,13 +94,14 @@ struct DeltaRule {
 void delta_rule(Context& context, const DeltaRule& how, const StateRows* sequences,
                 int64_t n_sequences, const Heads& y);
 
-// What follows the scan: y = RMSNorm(x silu(z)), or RMSNorm(x) silu(z).
+// What follows the scan: y = RMSNorm(x silu(z)), or RMSNorm(x) silu(z); or with sigmoid for silu.
 struct GatedNorm {
     int64_t n_group = 1, group = 0;  // values that are normed together
     const float* weight = nullptr;   // [n_weights, group] or null: no norm
     int64_t n_weights = 1;           // group g has those of g % n_weights
     float eps = 0;
     bool gate_first = true;
+    bool sigmoid = false;
 };
 // The groups of a row are heads. z is overwritten; y may be x.
 void gated_norm(Context& context, const GatedNorm& how, int64_t rows, const Heads& x,

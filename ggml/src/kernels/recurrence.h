@@ -62,12 +62,42 @@ template <typename F>
     find_decays(how.dt, head, rows, n, how.dt_bias[head], how.a[head], steps.factor, steps, scale);
 }
 
+// Alpha of a head in n rows becomes the decays of the rows of its state.
+template <typename F>
+[[gnu::noinline]] void find_row_decays(const DeltaRule& how, int64_t head, const int32_t* rows,
+                                       int64_t n, F f) {
+    const float* const bias = how.dt_bias + head * how.head_dim;
+    for (int64_t i = 0; i < n; i++) {
+        float* const x = values(how.alpha, rows[i], head);
+        for (int64_t r = 0; r < how.head_dim; r++) x[r] = f(double(x[r]) + double(bias[r]));
+    }
+}
+
+// Such a state has no scale: it is 1.
+[[gnu::always_inline]] inline void decay_by_row(const DeltaRule& how, int64_t head,
+                                                const int32_t* rows, int64_t n, Steps& steps,
+                                                float& scale) {
+    const float a = std::fabs(how.a[head]), bound = how.lower_bound;
+    if (bound < 0) {
+        find_row_decays(how, head, rows, n,
+                        [=](double x) { return bounded_row_decay(x, a, bound); });
+    } else {
+        find_row_decays(how, head, rows, n, [=](double x) { return row_decay(x, a); });
+    }
+    scale = 1;
+    for (int64_t i = 0; i < n; i++) decay(steps, i, 1, scale);
+}
+
 // The factor is beta_scale sigmoid(beta).
 [[gnu::always_inline]] inline void find_steps(const DeltaRule& how, int64_t head,
                                               const int32_t* rows, int64_t n, Steps& steps,
                                               float& scale) {
-    float dt[kSteps];
-    find_decays(how.alpha, head, rows, n, how.dt_bias[head], how.a[head], dt, steps, scale);
+    if (how.by_row) {
+        decay_by_row(how, head, rows, n, steps, scale);
+    } else {
+        float dt[kSteps];
+        find_decays(how.alpha, head, rows, n, how.dt_bias[head], how.a[head], dt, steps, scale);
+    }
     for (int64_t i = 0; i < n; i++) steps.factor[i] = *values(how.beta, rows[i], head);
     apply(steps.factor, n, [by = how.beta_scale](float v) { return by * sigmoid(v); });
 }

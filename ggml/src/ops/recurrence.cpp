@@ -92,13 +92,22 @@ void gated_norm(Context& context, const GatedNorm& how, int64_t rows, const Head
                 float* const gate = z.x + row * z.row + g * z.head;
                 float* const to = y.x + row * y.row + g * y.head;
                 const float* weight = how.weight ? how.weight + g % how.n_weights * n : nullptr;
-                const bool norm_first = weight && !how.gate_first;
-                if (norm_first) kernels.rms_norm[kFloats](from, weight, how.eps, n, to);
-                kernels.gate[kFloats](Activation::silu, gate, norm_first ? to : from, n);
-                if (weight && how.gate_first) {
-                    kernels.rms_norm[kFloats](gate, weight, how.eps, n, to);
+                if (weight && !how.gate_first) {
+                    kernels.rms_norm[kFloats](from, weight, how.eps, n, to);
+                    from = to;
+                }
+                if (how.sigmoid) {
+                    if (from != to) std::copy_n(from, n, to);
+                    kernels.sigmoid_gate[kFloats](to, gate, n);
+                    from = to;
                 } else {
-                    std::copy_n(gate, n, to);
+                    kernels.gate[kFloats](Activation::silu, gate, from, n);
+                    from = gate;
+                }
+                if (weight && how.gate_first) {
+                    kernels.rms_norm[kFloats](from, weight, how.eps, n, to);
+                } else if (from != to) {
+                    std::copy_n(from, n, to);
                 }
             }
         });

@@ -140,7 +140,7 @@ class DeviceForward : public DeviceKv {
         float* x = nullptr;
         int64_t row = 0, width = 0;
     };
-    using Entering = std::array<Column, 3>;
+    using Entering = std::array<Column, ggml::kDeviceColumns>;
     void fill_states(const Pass& p, int64_t begin, int64_t end, const DeviceStep& step);
     ggml::DeviceSequences sequences(int64_t n, int64_t at) const;
     template <typename T>
@@ -148,6 +148,9 @@ class DeviceForward : public DeviceKv {
     void launch_project(const ShortConvolution& s, const ggml::DeviceInput& x);
     void launch_project(const Mamba2& s, const ggml::DeviceInput& x);
     void launch_project(const DeltaNet& s, const ggml::DeviceInput& x);
+    void take_by_head(const DeltaNet& s, const Entering& to, int n);
+    void launch_low(const ggml::DeviceInput& x, const ggml::Matrix& low, const ggml::Matrix& w,
+                    float* y);
     void launch_fold(int64_t i, const ShortConvolution& s, const Entering& of, int64_t n);
     void launch_fold(int64_t i, const Mamba2& s, const Entering& of, int64_t n);
     void launch_fold(int64_t i, const DeltaNet& s, const Entering& of, int64_t n);

@@ -9,6 +9,7 @@ namespace powerinfer {
 
 using ggml::DeviceColumns;
 using ggml::DeviceInput;
+using ggml::DeviceProduct;
 using ggml::DeviceRows;
 using ggml::DeviceSequence;
 using ggml::DeviceSequences;
@@ -17,14 +18,18 @@ using ggml::Heads;
 namespace {
 
 // What enters a state, in this order (state_sizes).
-std::array<int64_t, 3> widths(const ShortConvolution& s) {
+using Widths = std::array<int64_t, ggml::kDeviceColumns>;
+Widths widths(const ShortConvolution& s) {
     return {s.channels};
 }
-std::array<int64_t, 3> widths(const Mamba2& s) {
+Widths widths(const Mamba2& s) {
     return {s.channels(), s.n_head};
 }
-std::array<int64_t, 3> widths(const DeltaNet& s) {  // alpha, then beta
-    return {s.channels(), s.n_v_head, s.n_v_head};
+// Alpha, beta, then queries, keys and values, in one array or in three.
+enum Enters : uint8_t { kAlpha, kBeta, kQueries, kKeys, kValues };
+Widths widths(const DeltaNet& s) {
+    if (!s.q) return {s.n_alpha(), s.n_v_head, s.channels()};
+    return {s.n_alpha(), s.n_v_head, s.k_dim(), s.k_dim(), s.v_dim()};
 }
 
 }  // namespace
@@ -215,62 +220,105 @@ void DeviceForward::launch_project(const DeltaNet& s, const DeviceInput& x) {
     const Entering of = entering(s, x.rows);
     float* const by_head = scratch_.folded.x;
     float* const steps = by_head + x.rows * s.by_head_dim();
-    if (s.by_head) {
-        launch_products(x, {{on_.matrix(&s.by_head), by_head, nullptr}});
-    } else {
-        launch_products(x, {{on_.matrix(&s.qkv), of[0].x, nullptr},
-                            {on_.matrix(&s.gate), scratch_.beside, nullptr}});
-    }
-    if (s.beta_alpha) {
-        launch_products(x, {{on_.matrix(&s.beta_alpha), steps, nullptr}});
-    } else {
-        launch_products(
-            x, {{on_.matrix(&s.alpha), of[1].x, nullptr}, {on_.matrix(&s.beta), of[2].x, nullptr}});
-    }
-    const auto copy = [&](const Heads& from, int64_t width, const Heads& to) {
-        ops_.copy_heads(stream_.get(), from, x.rows, int(s.n_k_head), int(width), to);
+    const auto to = [&](const ggml::Matrix& w, float* y) {
+        return DeviceProduct{on_.matrix(&w), y, nullptr};
     };
     if (s.by_head) {
-        const int64_t row = s.by_head_dim(), head = row / s.n_k_head;
-        const int64_t values = s.v_dim() / s.n_k_head;
-        int64_t at = 0;
-        const auto take = [&](int64_t width, float* to, int64_t to_row) {
-            copy({by_head + at, row, head}, width, {to, to_row, width});
-            at += width;
-        };
-        take(s.head_dim, of[0].x, of[0].row);
-        take(s.head_dim, of[0].x + s.k_dim(), of[0].row);
-        take(values, of[0].x + 2 * s.k_dim(), of[0].row);
+        launch_products(x, {to(s.by_head, by_head)});
+    } else if (s.q) {
+        launch_products(x, {to(s.q, of[kQueries].x), to(s.k, of[kKeys].x), to(s.v, of[kValues].x)});
+    } else {
+        launch_products(x, {to(s.qkv, of[kQueries].x), to(s.gate, scratch_.beside)});
+    }
+    if (s.beta_alpha) {
+        launch_products(x, {to(s.beta_alpha, steps)});
+    } else if (s.rank) {
+        launch_products(x, {to(s.beta, of[kBeta].x)});
+        launch_low(x, s.alpha_low, s.alpha, of[kAlpha].x);
+        launch_low(x, s.gate_low, s.gate, scratch_.beside);
+    } else if (s.q) {
+        launch_products(
+            x, {to(s.alpha, of[kAlpha].x), to(s.beta, of[kBeta].x), to(s.gate, scratch_.beside)});
+    } else {
+        launch_products(x, {to(s.alpha, of[kAlpha].x), to(s.beta, of[kBeta].x)});
+    }
+    take_by_head(s, of, x.rows);
+}
+
+// Copies what these matrices give of each head of keys together.
+void DeviceForward::take_by_head(const DeltaNet& s, const Entering& to, int n) {
+    float* from = scratch_.folded.x;
+    int64_t row = s.by_head_dim();
+    const auto take = [&](int64_t width, float* y, int64_t y_row) {
+        ops_.copy_heads(stream_.get(), {from, row, row / s.n_k_head}, n, int(s.n_k_head),
+                        int(width), {y, y_row, width});
+        from += width;
+    };
+    if (s.by_head) {
+        const int64_t values = s.v_dim() / s.n_k_head, channels = s.channels();
+        take(s.head_dim, to[kQueries].x, channels);
+        take(s.head_dim, to[kQueries].x + s.k_dim(), channels);
+        take(values, to[kQueries].x + 2 * s.k_dim(), channels);
         take(values, scratch_.beside, s.v_dim());
     }
     if (s.beta_alpha) {
-        const int64_t width = s.n_v_head / s.n_k_head, row = 2 * s.n_v_head;
-        copy({steps, row, 2 * width}, width, {of[2].x, of[2].row, width});
-        copy({steps + width, row, 2 * width}, width, {of[1].x, of[1].row, width});
+        from = scratch_.folded.x + n * s.by_head_dim();
+        row = 2 * s.n_v_head;
+        for (const Enters what : {kBeta, kAlpha}) {
+            take(s.n_v_head / s.n_k_head, to[what].x, s.n_v_head);
+        }
     }
 }
 
+// y = w . (low . x)
+void DeviceForward::launch_low(const DeviceInput& x, const ggml::Matrix& low, const ggml::Matrix& w,
+                               float* y) {
+    const ggml::DeviceRows first = on_.matrix(&low);
+    const DeviceInput between = scratch_.folded.as(x.rows, first.rows);
+    launch_products(x, {{first, between.x, nullptr}});
+    ops_.quantise(stream_.get(), between);
+    launch_products(between, {{on_.matrix(&w), y, nullptr}});
+}
+
 void DeviceForward::launch_fold(int64_t i, const DeltaNet& s, const Entering& of, int64_t n) {
-    const int64_t channels = s.channels(), at = states_.layout.state[size_t(i)];
-    float* const q = scratch_.entering;
-    const ggml::Convolution conv{channels, s.taps, on_.vector(&s.conv), nullptr, true};
-    ops_.convolve(stream_.get(), conv, sequences(n, at), of[0].x, of[0].row, q, channels);
+    int64_t at = states_.layout.state[size_t(i)];
+    const Entering here = entering(s, n);
+    const auto convolve = [&](Enters what, const float* const& weight) {
+        const ggml::Convolution conv{of[what].width, s.taps, on_.vector(&weight), nullptr, true};
+        ops_.convolve(stream_.get(), conv, sequences(n, at), of[what].x, of[what].row, here[what].x,
+                      here[what].width);
+        at += conv.state();
+    };
+    const int64_t channels = s.channels();
+    float* const q = here[kQueries].x;
     ggml::DeltaRule rule;
+    if (s.q) {
+        convolve(kQueries, s.q_conv);
+        convolve(kKeys, s.k_conv);
+        convolve(kValues, s.v_conv);
+        rule.q = {q, s.k_dim(), s.head_dim};
+        rule.k = {here[kKeys].x, s.k_dim(), s.head_dim};
+        rule.v = {here[kValues].x, s.v_dim(), s.v_head_dim};
+    } else {
+        convolve(kQueries, s.conv);
+        rule.q = {q, channels, s.head_dim};
+        rule.k = {q + s.k_dim(), channels, s.head_dim};
+        rule.v = {q + 2 * s.k_dim(), channels, s.v_head_dim};
+    }
     rule.n_k_head = s.n_k_head;
     rule.n_v_head = s.n_v_head;
     rule.head_dim = s.head_dim;
     rule.v_head_dim = s.v_head_dim;
     rule.tiled = s.tiled;
+    rule.by_row = s.by_row;
+    rule.lower_bound = s.lower_bound;
     rule.dt_bias = on_.vector(&s.dt_bias);
     rule.a = on_.vector(&s.a);
     rule.eps = kUnitEps;
     rule.beta_scale = s.beta_scale;
-    rule.q = {q, channels, s.head_dim};
-    rule.k = {q + s.k_dim(), channels, s.head_dim};
-    rule.v = {q + 2 * s.k_dim(), channels, s.v_head_dim};
-    rule.alpha = {of[1].x, of[1].row, 1};
-    rule.beta = {of[2].x, of[2].row, 1};
-    ops_.delta_rule(stream_.get(), rule, sequences(n, at + conv.state()), scratch_.states,
+    rule.alpha = {of[kAlpha].x, of[kAlpha].row, s.n_decays()};
+    rule.beta = {of[kBeta].x, of[kBeta].row, 1};
+    ops_.delta_rule(stream_.get(), rule, sequences(n, at), scratch_.states,
                     {scratch_.folded.x, s.v_dim(), s.v_head_dim});
 }
 
@@ -281,6 +329,7 @@ void DeviceForward::launch_finish(const DeltaNet& s, const DeviceInput& folded) 
     norm.weight = on_.vector(&s.norm);
     norm.eps = s.norm_eps;
     norm.gate_first = false;
+    norm.sigmoid = s.sigmoid_gate;
     ops_.gated_norm(stream_.get(), norm, folded, scratch_.beside);
 }
 

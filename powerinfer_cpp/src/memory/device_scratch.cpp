@@ -127,16 +127,18 @@ DeviceScratch::DeviceScratch(Carver& carver, const Model& model, const pi_sessio
         carver.take(entering, {n, sizes.entering});
         carver.take(beside, {n, sizes.beside});
         folded = input(carver, n, sizes.folded);
-        int64_t n_head = 0, n_k_head = 0;
+        int64_t n_head = 0, n_k_head = 0, n_decays = 0;
         for (const Layer& layer : model.layers) {
             if (const auto* part = layer.find<Mamba2>()) n_head = std::max(n_head, part->n_head);
             if (const auto* part = layer.find<DeltaNet>()) {
                 n_head = std::max(n_head, part->n_v_head);
                 n_k_head = std::max(n_k_head, part->n_k_head);
+                if (part->by_row) n_decays = std::max(n_decays, part->n_alpha());
             }
         }
         carver.take(states.decays, {n, n_head});
         carver.take(states.products, {n, n_k_head});
+        carver.take(states.row_decays, {n, n_decays});
     }
     if (!c.neuron_aware) return;
     lists.n = int(sizes.n_ff);

@@ -7,6 +7,7 @@
 // part's.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -220,19 +221,29 @@ struct Mamba2 {
 constexpr float kUnitEps = 1e-6f;
 
 // A gated delta net (arXiv 2412.06464): q, k, v = silu(conv(qkv . x)), z = gate . x; for each head
-// of v S = exp(g) S, S = S + k (x) beta (v - S^T k), y = S^T q; out . (norm(y) * silu(z)).
+// of v S = exp(g) S, S = S + k (x) beta (v - S^T k), y = S^T q; out . (norm(y) * silu(z)). Or rows
+// of S decay on their own (ggml::DeltaRule), as in Kimi's delta attention (arXiv 2510.26692).
 struct DeltaNet {
     int64_t n_k_head = 0, n_v_head = 0;    // of queries and keys; of values, a multiple
     int64_t head_dim = 0, v_head_dim = 0;  // values of a query and of a key; of a value
     int64_t taps = 0;
     bool tiled = false;           // v head h is served by k head h mod n_k_head; or h / (n_v / n_k)
+    bool by_row = false;          // alpha and dt_bias have head_dim values a head
+    float lower_bound = 0;        // of the exponent of a row's decay; 0: none
+    bool sigmoid_gate = false;    // sigmoid(z) in the place of silu(z)
     ggml::Matrix qkv, gate, out;  // [channels, n_embd], [v_dim, n_embd], [n_embd, v_dim]
-    ggml::Matrix beta, alpha;     // [n_v_head, n_embd]
+    ggml::Matrix beta, alpha;     // [n_v_head, n_embd], [n_alpha, n_embd]
     // In their place, the rows of each head of keys together: of q, k, its heads of v, those of z;
     // of beta, alpha.
-    ggml::Matrix by_head, beta_alpha;              // [by_head_dim, n_embd], [2 n_v_head, n_embd]
+    ggml::Matrix by_head, beta_alpha;  // [by_head_dim, n_embd], [2 n_v_head, n_embd]
+    // In the place of qkv and conv, one for each.
+    ggml::Matrix q, k, v;                                                 // [k_dim | v_dim, n_embd]
+    const float *q_conv = nullptr, *k_conv = nullptr, *v_conv = nullptr;  // [k_dim | v_dim, taps]
+    // What alpha and gate read in the place of x, if rank > 0: of products of it.
+    int64_t rank = 0;
+    ggml::Matrix alpha_low, gate_low;              // [rank, n_embd]
     const float* conv = nullptr;                   // [channels, taps]
-    const float *dt_bias = nullptr, *a = nullptr;  // [n_v_head]; a < 0
+    const float *dt_bias = nullptr, *a = nullptr;  // [n_alpha], [n_v_head]; a < 0
     const float* norm = nullptr;                   // [v_head_dim]
     float norm_eps = 0;                            // 0: the model's
     float beta_scale = 1;                          // see ggml::DeltaRule
@@ -241,13 +252,15 @@ struct DeltaNet {
     int64_t v_dim() const { return n_v_head * v_head_dim; }
     int64_t channels() const { return 2 * k_dim() + v_dim(); }
     int64_t by_head_dim() const { return channels() + v_dim(); }
+    int64_t n_decays() const { return by_row ? head_dim : 1; }  // of a head
+    int64_t n_alpha() const { return n_v_head * n_decays(); }
     int64_t state() const {
         return (taps - 1) * channels() + ggml::matrix_states(n_v_head, head_dim, v_head_dim);
     }
-    int64_t entering() const { return channels() + 2 * n_v_head; }
-    int64_t beside() const { return v_dim() + 2 * n_v_head; }
+    int64_t entering() const { return channels() + n_alpha() + n_v_head; }
+    int64_t beside() const { return v_dim() + n_alpha() + n_v_head; }
     int64_t folded() const { return v_dim(); }
-    int64_t room() const { return by_head_dim() + 2 * n_v_head; }
+    int64_t room() const { return std::max(by_head_dim() + 2 * n_v_head, 2 * rank); }
 };
 
 // Is T a kind of part with a state?

@@ -117,9 +117,10 @@ std::string KeptToCpu::reason(const Mamba2& mamba) const {
 }
 
 std::string KeptToCpu::reason(const DeltaNet& net) const {
-    [[maybe_unused]] const auto& [n_k_head, n_v_head, head_dim, v_head_dim, taps, tiled, qkv, gate,
-                                  out, beta, alpha, by_head, beta_alpha, conv, dt_bias, a, norm,
-                                  norm_eps, beta_scale] = net;
+    [[maybe_unused]] const auto& [n_k_head, n_v_head, head_dim, v_head_dim, taps, tiled, by_row,
+                                  lower_bound, sigmoid_gate, qkv, gate, out, beta, alpha, by_head,
+                                  beta_alpha, q, k, v, q_conv, k_conv, v_conv, rank, alpha_low,
+                                  gate_low, conv, dt_bias, a, norm, norm_eps, beta_scale] = net;
     if (head_dim <= ggml::kDeviceDeltaRows) return "";
     return format("keys of %lld values keep to the CPU: the device's delta rule has room for %lld",
                   (long long)head_dim, (long long)ggml::kDeviceDeltaRows);

@@ -213,12 +213,29 @@ __device__ inline float unit_keys(float* q, float* k, int n, float eps, float q_
     return total;
 }
 
-// One warp a head. Blocks of rows (y below n_rows) have q and k, those behind them the decays of
-// sequences.
+// The decays of the rows of a head's state, by a warp, and the step: there is no scale.
+__device__ inline void decay_by_row(const DeltaRule& p, int row, int head,
+                                    const DeviceStateScratch& scratch) {
+    const int n = int(p.head_dim);
+    const int64_t at = int64_t(row) * p.n_v_head + head;
+    const float* const alpha = values(p.alpha, row, head);
+    const float* const bias = p.dt_bias + int64_t(head) * n;
+    const float a = fabsf(p.a[head]), bound = p.lower_bound;
+    for (int r = int(threadIdx.x); r < n; r += kWarp) {
+        const double x = double(alpha[r]) + double(bias[r]);
+        scratch.row_decays[at * n + r] =
+            bound < 0 ? bounded_row_decay(x, a, bound) : row_decay(x, a);
+    }
+    if (threadIdx.x == 0) scratch.decays[at] = {sigmoid(*values(p.beta, row, head)), 1, 1};
+}
+
+// One warp a head. Blocks of rows (y below n_rows) have q and k, and decays of rows of states;
+// those behind them the decays of sequences.
 __global__ void delta_steps_kernel(DeltaRule p, DeviceSequences s, float eps, float q_factor,
                                    float k_factor, DeviceStateScratch scratch) {
     const int head = int(blockIdx.x), row = int(blockIdx.y);
     if (row < s.n_rows) {
+        if (p.by_row) decay_by_row(p, row, head, scratch);
         if (head >= p.n_k_head) return;
         const float product = unit_keys(values(p.q, row, head), values(p.k, row, head),
                                         int(p.head_dim), eps, q_factor, k_factor);
@@ -227,6 +244,10 @@ __global__ void delta_steps_kernel(DeltaRule p, DeviceSequences s, float eps, fl
     }
     if (row - s.n_rows >= *s.count) return;
     const int64_t at = s.at + p.n_v_head * p.head_dim * p.v_head_dim + head;
+    if (p.by_row) {
+        if (threadIdx.x == 0) s.of[row - s.n_rows].after[at] = 1;
+        return;
+    }
     find_decays(s, s.of[row - s.n_rows], at, p.alpha, head, int(p.n_v_head), p.dt_bias[head],
                 p.a[head], scratch.decays, [&](int at_row, float) {
                     return p.beta_scale * sigmoid(*values(p.beta, at_row, head));
@@ -237,11 +258,13 @@ constexpr int kDeltaThreads = 128;
 constexpr int kDeltaWarps = kDeltaThreads / kWarp;
 
 // A block has a block of columns of a head's state in shared memory. Its first warp reads the state
-// for a position, and all of them change it. most: rows of a state.
-template <int most>
+// for a position, and all of them change it. most: rows of a state; by_row: they decay on their
+// own.
+template <int most, bool by_row>
 __global__ void delta_kernel(DeltaRule p, DeviceSequences s, DeviceStateScratch scratch, Heads y) {
+    constexpr int kOf = by_row ? 3 : 2;  // what a position brings: q, k and decays
     GGML_SHARED(float, state, most* kDeltaColumns);
-    GGML_SHARED(float, keys, 4 * most);  // q and k of this position and of the next one
+    GGML_SHARED(float, keys, 2 * kOf * most);  // of this position and of the next one
     GGML_SHARED(float, change, kDeltaColumns);
     if (int(blockIdx.z) >= *s.count) return;
     const DeviceSequence seq = s.of[blockIdx.z];
@@ -258,22 +281,27 @@ __global__ void delta_kernel(DeltaRule p, DeviceSequences s, DeviceStateScratch 
     };
     each_row([&](int r, float& v) { v = seq.before ? seq.before[at + r * width] : 0; });
     constexpr int kEach = most / kDeltaThreads;  // values of q, and of k, that a thread brings
-    float q[kEach], k[kEach];
+    float q[kEach], k[kEach], decay[kEach];
     const auto load = [&](int t) {
         const int row = s.rows[seq.first + t];
+        const float* decays = nullptr;
+        if (by_row) decays = scratch.row_decays + (row * p.n_v_head + head) * n_row;
         for (int i = 0; i < kEach; i++) {
             const int r = i * kDeltaThreads + thread;
             q[i] = r < n_row ? values(p.q, row, of_k)[r] : 0;
             k[i] = r < n_row ? values(p.k, row, of_k)[r] : 0;
+            if (by_row) decay[i] = r < n_row ? decays[r] : 0;
         }
     };
     load(0);
     for (int t = 0; t < seq.n; t++) {
-        float* const q_now = keys + t % 2 * 2 * most;
+        float* const q_now = keys + t % 2 * kOf * most;
         float* const k_now = q_now + most;
+        float* const decays_now = k_now + most;  // by_row
         for (int i = 0; i < kEach; i++) {
             q_now[i * kDeltaThreads + thread] = q[i];
             k_now[i * kDeltaThreads + thread] = k[i];
+            if (by_row) decays_now[i * kDeltaThreads + thread] = decay[i];
         }
         __syncthreads();
         if (t + 1 < seq.n) load(t + 1);
@@ -283,7 +311,8 @@ __global__ void delta_kernel(DeltaRule p, DeviceSequences s, DeviceStateScratch 
             const float v = values(p.v, row, head)[first + lane];
             float seen = 0, sum = 0;
             for (int r = 0; r < n_row; r++) {
-                const float here = state[r * width + lane];
+                float here = state[r * width + lane];
+                if (by_row) here *= decays_now[r];
                 seen = fmaf(k_now[r], here, seen);
                 sum = fmaf(q_now[r], here, sum);
             }
@@ -295,7 +324,11 @@ __global__ void delta_kernel(DeltaRule p, DeviceSequences s, DeviceStateScratch 
         __syncthreads();
         const float delta = inside ? change[lane] : 0;
         each_row([&](int r, float& v) {
-            if (folded(step)) v *= step.decayed;
+            if (by_row) {
+                v *= decays_now[r];
+            } else if (folded(step)) {
+                v *= step.decayed;
+            }
             v = fmaf(k_now[r], delta, v);
         });
     }
@@ -312,11 +345,12 @@ __global__ void gated_norm_kernel(GatedNorm p, DeviceInput x, const float* z, bo
     const int n = int(p.group), group = int(blockIdx.x);
     const int64_t first = int64_t(blockIdx.y) * x.cols + group * n;
     const float* const weight = p.weight ? p.weight + group % p.n_weights * n : nullptr;
+    const auto gate = [&](int i) { return p.sigmoid ? sigmoid(z[first + i]) : silu(z[first + i]); };
     float scale = 1;
     if (p.weight) {
         double squares = lanes_sum(n, stage, [&](int i) {
             float& v = x.x[first + i];
-            if (p.gate_first) v *= silu(z[first + i]);
+            if (p.gate_first) v *= gate(i);
             return v * v;
         });
         if (threadIdx.x == 0) squares = 1.0 / sqrt(squares / double(n) + double(p.eps));
@@ -325,7 +359,7 @@ __global__ void gated_norm_kernel(GatedNorm p, DeviceInput x, const float* z, bo
     for (int i = int(threadIdx.x); i < n; i += kThreads) {
         float v = x.x[first + i];
         if (weight) v = v * scale * weight[i];
-        if (!weight || !p.gate_first) v *= silu(z[first + i]);
+        if (!weight || !p.gate_first) v *= gate(i);
         x.x[first + i] = v;
         if (whole) quantise_group(x, first + i, v);
     }
@@ -351,7 +385,7 @@ __global__ void keep_rows_kernel(DeviceColumns p, float* const* kept, int64_t at
     if (!to) return;
     const int i = int(blockIdx.x) * kThreads + int(threadIdx.x);
     int first = 0;
-    for (int c = 0; c < 3; c++) {
+    for (int c = 0; c < kDeviceColumns; c++) {
         const int from = i - first, width = p.width[c];
         if (from >= 0 && from < width) to[at + i] = p.x[c][row * width + from];
         first += width;
@@ -396,8 +430,12 @@ void delta_rule(DeviceStream* stream, const DeltaRule& how, const DeviceSequence
         launch<decltype(kernel)::value>(stream, grid, kDeltaThreads, how, sequences, scratch, y);
     };
     constexpr int few = int(kDeviceDeltaRows) / 2, all = int(kDeviceDeltaRows);
-    if (how.head_dim <= few) return with(Kernel<delta_kernel<few>>());
-    with(Kernel<delta_kernel<all>>());
+    if (how.by_row) {
+        if (how.head_dim <= few) return with(Kernel<delta_kernel<few, true>>());
+        return with(Kernel<delta_kernel<all, true>>());
+    }
+    if (how.head_dim <= few) return with(Kernel<delta_kernel<few, false>>());
+    with(Kernel<delta_kernel<all, false>>());
 }
 
 void gated_norm(DeviceStream* stream, const GatedNorm& how, const DeviceInput& x, const float* z) {
@@ -419,7 +457,8 @@ void copy_heads(DeviceStream* stream, const Heads& from, int n, int n_head, int 
 
 void keep_rows(DeviceStream* stream, const DeviceColumns& columns, int n, float* const* kept,
                int64_t at) {
-    const int width = columns.width[0] + columns.width[1] + columns.width[2];
+    int width = 0;
+    for (const int of : columns.width) width += of;
     launch<keep_rows_kernel>(stream, dim3(blocks_for(width, kThreads), unsigned(n)), kThreads,
                              columns, kept, at);
 }

@@ -60,11 +60,14 @@ void delta(const DeltaRule& how, int64_t head, const StateRows& sequence, const 
     const auto step = [&](int64_t at, float beta, float scale, float* state) {
         const float *q = values(how.q, at, of_k), *k = values(how.k, at, of_k),
                     *v = values(how.v, at, head);
+        const float* const decays = how.by_row ? values(how.alpha, at, head) : nullptr;
         float* const out = values(y, at, head);
         for (int64_t c = 0; c < cols; c++) {
             float seen = 0, sum = 0;
             for (int64_t r = 0; r < rows; r++) {
-                seen += state[state_at(rows, cols, kDeltaColumns, r, c)] * k[r];
+                float& s = state[state_at(rows, cols, kDeltaColumns, r, c)];
+                if (decays) s *= decays[r];
+                seen += s * k[r];
             }
             const float change = beta * (v[c] - scale * seen) / scale;
             for (int64_t r = 0; r < rows; r++) {

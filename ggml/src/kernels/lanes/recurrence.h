@@ -205,11 +205,11 @@ void scan(const Mamba2Scan& how, int64_t head, const StateRows& sequence, const 
 
 // ---- the gated delta rule --------------------------------------------------------------------
 constexpr int kWords = kDeltaColumns / kWord;  // of a row of a block
-constexpr int64_t kCopied = 2048;  // values of q and k that are copied for the next rows, at most
+constexpr int64_t kCopied = 2048;  // values of q, k and decays that are copied at a time, at most
 
-// What the next rows bring: q and k, and their product.
+// What the next rows bring: q and k, and their product; and the decays of the state's rows.
 struct Keys {
-    const float *q[kSteps], *k[kSteps];
+    const float *q[kSteps], *k[kSteps], *decays[kSteps];
     float product[kSteps];
 };
 
@@ -226,10 +226,10 @@ inline float dot(const float* a, const float* b, int64_t n) {
     return total;
 }
 
-// What a step does to a block of columns: multiplies it, if its scale is folded, and adds
-// k (x) delta. And S^T k and S^T q, which the next one needs.
+// What a step does to a block of columns: multiplies it, if its scale is folded, or its rows by
+// their decays, and adds k (x) delta. And S^T k and S^T q, which the next one needs.
 struct Change {
-    const float* k;
+    const float *k, *decays;
     bool folded;
     float decayed;
     alignas(64) float delta[kDeltaColumns];
@@ -241,12 +241,17 @@ struct Reads {
 // What a pass does with the change of the last step. Most add only, which takes less.
 enum class Last : uint8_t { none, added, folded };
 
+// What the next step reads with: decays of rows, or null.
+struct Next {
+    const float *q, *k, *decays;
+};
+
 // One pass over a block of columns: makes the change of the last step, if any, and reads the new
-// state for the next one, if any. Its rows add up in order. Not inlined, so that its loop has all
-// registers.
-template <Columns kind, Last change, bool read>
+// state for the next one, if any; by_row, as it decays for that step. Its rows add up in order. Not
+// inlined, so that its loop has all registers.
+template <Columns kind, Last change, bool read, bool by_row>
 [[gnu::noinline]] void pass_as(const float* from, float* to, int64_t rows, int64_t width,
-                               const Change& last, const float* q, const float* k, Reads& reads) {
+                               const Change& last, const Next& next, Reads& reads) {
     f32x16 seen[kWords], sum[kWords], delta[kWords];
 #pragma GCC unroll 2
     for (int w = 0; w < kWords; w++) {
@@ -255,10 +260,13 @@ template <Columns kind, Last change, bool read>
     }
     constexpr bool changed = change != Last::none;
     const f32x16 decayed = spread(last.decayed);
-    const float* const last_k = last.k;
+    const float *const last_k = last.k, *const last_decays = last.decays;
+    const auto [q, k, decays] = next;
     for (int64_t r = 0; r < rows; r++, from += width, to += width) {
         const f32x16 of_last = spread(changed ? last_k[r] : 0);
         const f32x16 of_k = spread(read ? k[r] : 0), of_q = spread(read ? q[r] : 0);
+        const f32x16 row_decayed = spread(by_row && changed ? last_decays[r] : 0);
+        const f32x16 row_decay = spread(by_row && read ? decays[r] : 0);
 #pragma GCC unroll 2
         for (int first = 0; first < kWords; first += kLoaded) {
             f32x16 state[kLoaded];
@@ -268,6 +276,7 @@ template <Columns kind, Last change, bool read>
                 if (kind == Columns::part && at >= width) break;
                 state[i] = load_columns<kind>(from + at, width - at);
                 if (change == Last::folded) state[i] = mul(state[i], decayed);
+                if (by_row && changed) state[i] = mul(state[i], row_decayed);
                 if (changed) state[i] = add_product(state[i], of_last, delta[w]);
             }
 #pragma GCC unroll 2
@@ -276,6 +285,7 @@ template <Columns kind, Last change, bool read>
                 if (kind == Columns::part && at >= width) break;
                 if (changed) store_columns<kind>(to + at, state[i], width - at);
                 if (!read) continue;
+                if (by_row) state[i] = mul(state[i], row_decay);
                 seen[w] = add_product(seen[w], of_k, state[i]);
                 sum[w] = add_product(sum[w], of_q, state[i]);
             }
@@ -291,10 +301,11 @@ template <Columns kind, Last change, bool read>
 
 template <Columns kind, bool read>
 void pass(const float* from, float* to, int64_t rows, int64_t width, const Change& last,
-          const float* q, const float* k, Reads& reads) {
-    const auto compute =
-        last.folded ? pass_as<kind, Last::folded, read> : pass_as<kind, Last::added, read>;
-    compute(from, to, rows, width, last, q, k, reads);
+          const Next& next, Reads& reads) {
+    const auto compute = last.decays   ? pass_as<kind, Last::added, read, true>
+                         : last.folded ? pass_as<kind, Last::folded, read, false>
+                                       : pass_as<kind, Last::added, read, false>;
+    compute(from, to, rows, width, last, next, reads);
 }
 
 // Fetches a block's share of what a later row brings, of q, k, v and y: too short runs for the
@@ -321,18 +332,21 @@ void delta_block(const DeltaRule& how, int64_t head, const int32_t* rows, int64_
     Change change = {};
     Reads reads;
     for (int64_t i = 0; i < n; i++) {
-        const float *q = keys.q[i], *k = keys.k[i];
+        const Next next = {keys.q[i], keys.k[i], keys.decays[i]};
         if (i < more) fetch(how, head, rows[n + i], col, y);
-        if (i == 0) {
-            pass_as<kept, Last::none, true>(from, to, n_row, width, change, q, k, reads);
-        } else {
-            pass<kept, true>(from, to, n_row, width, change, q, k, reads);
+        if (i > 0) {
+            pass<kept, true>(from, to, n_row, width, change, next, reads);
             from = to;
+        } else if (next.decays) {
+            pass_as<kept, Last::none, true, true>(from, to, n_row, width, change, next, reads);
+        } else {
+            pass_as<kept, Last::none, true, false>(from, to, n_row, width, change, next, reads);
         }
         const float* v = values(how.v, rows[i], head) + col;
         float* const out = values(y, rows[i], head) + col;
         const f32x16 decayed = spread(steps.decayed[i]), unit = spread(1 / steps.scale[i]);
-        change.k = k;
+        change.k = next.k;
+        change.decays = next.decays;
         change.folded = steps.folded[i];
         change.decayed = steps.decayed[i];
 #pragma GCC unroll 2
@@ -347,12 +361,13 @@ void delta_block(const DeltaRule& how, int64_t head, const int32_t* rows, int64_
                                 width - at);
         }
     }
-    pass<kind, false>(from, to, n_row, width, change, nullptr, nullptr, reads);
+    pass<kind, false>(from, to, n_row, width, change, {}, reads);
 }
 
 void delta(const DeltaRule& how, int64_t head, const StateRows& sequence, const Heads& y) {
     const int64_t rows = how.head_dim, cols = how.v_head_dim, size = rows * cols;
-    const int64_t of_k = served_by(how, head), most = kCopied / 2 / rows;
+    const int64_t of_k = served_by(how, head);
+    const int64_t row = (how.by_row ? 3 : 2) * rows, most = kCopied / row;  // of a position
     HeadState state = begin_state(sequence, head, how.n_v_head, size);
     const float* from = state.from;
     float* const to = state.to;
@@ -367,15 +382,17 @@ void delta(const DeltaRule& how, int64_t head, const StateRows& sequence, const 
         for (int64_t i = 0; i < n; i++) {
             keys.q[i] = values(how.q, at[i], of_k);
             keys.k[i] = values(how.k, at[i], of_k);
+            keys.decays[i] = how.by_row ? values(how.alpha, at[i], head) : nullptr;
             keys.product[i] = dot(keys.q[i], keys.k[i], rows);
             if (most == 0) continue;  // they fit no copies
-            float *const q = copied + 2 * i * rows, *const k = q + rows;
-            for (int64_t r = 0; r < rows; r++) {
-                q[r] = keys.q[i][r];
-                k[r] = keys.k[i][r];
+            const float** const all[] = {&keys.q[i], &keys.k[i], &keys.decays[i]};
+            float* copy = copied + i * row;
+            for (const float** x : all) {
+                if (!*x) continue;
+                for (int64_t r = 0; r < rows; r++) copy[r] = (*x)[r];
+                *x = copy;
+                copy += rows;
             }
-            keys.q[i] = q;
-            keys.k[i] = k;
         }
         for (int64_t col = 0; col < cols; col += kDeltaColumns) {
             const int64_t width = least(kDeltaColumns, cols - col);

@@ -26,8 +26,10 @@ Entering entering(const Workspace& work, const Mamba2& s) {
 
 void fold(const Folding& f, const Mamba2& s) {
     const int64_t channels = s.channels(), inner = s.inner(), shared = s.n_group * s.n_state;
-    const auto* sequences = convolve_first(f, {channels, s.taps, s.conv, s.conv_bias, true});
+    const RowsBySequence& rows = f.work.state.by_sequence;
     float* const u = f.work.state.entering;
+    const int64_t at =
+        convolve_in_place(f, {channels, s.taps, s.conv, s.conv_bias, true}, u, f.layer);
     ggml::Mamba2Scan scan;
     scan.n_head = s.n_head;
     scan.head_dim = s.head_dim;
@@ -40,7 +42,7 @@ void fold(const Folding& f, const Mamba2& s) {
     scan.b = {u + inner, channels, s.n_state};
     scan.c = {u + inner + shared, channels, s.n_state};
     scan.dt = {f.work.state.beside, s.n_head, 1};
-    ggml::mamba2_scan(f.context, scan, sequences, f.work.state.by_sequence.n,
+    ggml::mamba2_scan(f.context, scan, rows.at(at), rows.n,
                       {f.work.state.folded, inner, s.head_dim});
 }
 

@@ -63,11 +63,10 @@ void replay(ggml::Context& context, const Model& model, const StateLayout& layou
     }
 }
 
-const ggml::StateRows* convolve_first(const Folding& f, const ggml::Convolution& conv) {
+int64_t convolve_in_place(const Folding& f, const ggml::Convolution& conv, float* x, int64_t at) {
     const RowsBySequence& rows = f.work.state.by_sequence;
-    float* const x = f.work.state.entering;
-    ggml::convolve(f.context, conv, rows.at(f.layer), rows.n, x, conv.channels, x, conv.channels);
-    return rows.at(f.layer + conv.state());
+    ggml::convolve(f.context, conv, rows.at(at), rows.n, x, conv.channels, x, conv.channels);
+    return at + conv.state();
 }
 
 void finish_gated(const Pass& p, ggml::GatedNorm norm, float* gates, const ggml::Matrix& out,

@@ -17,7 +17,7 @@ struct Columns {
     int64_t width = 0;
 };
 // What enters a state, in this order; the widths are entering() of the part.
-using Entering = std::array<Columns, 3>;
+using Entering = std::array<Columns, 5>;
 
 // What a fold reads and writes.
 struct Folding {
@@ -46,9 +46,9 @@ void finish(const Pass& p, const ShortConvolution& s, float* y);
 void finish(const Pass& p, const Mamba2& s, float* y);
 void finish(const Pass& p, const DeltaNet& s, float* y);
 
-// What kinds of part have in common. Convolves Workspace::entering in place, and gives the
-// sequences for what follows, whose state is behind the convolution's.
-const ggml::StateRows* convolve_first(const Folding& f, const ggml::Convolution& conv);
+// What kinds of part have in common. Convolves values of all rows in place; the states begin `at`
+// floats into a slot. Returns where they end.
+int64_t convolve_in_place(const Folding& f, const ggml::Convolution& conv, float* x, int64_t at);
 // y of Workspace::folded, after a norm with these gates.
 void finish_gated(const Pass& p, ggml::GatedNorm norm, float* gates, const ggml::Matrix& out,
                   float* y);
