@@ -1,4 +1,4 @@
-"""Checkpoints of make_golden.py: gated delta nets and short convolutions.
+"""Checkpoints of make_golden.py: gated delta nets, Kimi's delta attention and short convolutions.
 
 As in its CASES: what differs from BASE.
 """
@@ -49,6 +49,25 @@ OWN: dict[str, Any] = {
     "max_position_embeddings": 128,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "pad_token_id": 0,
+    "n_tokens": 20,
+}
+# Kimi's delta attention, then attention over latents with keys wider than values; the first
+# layer is dense.
+KIMI_DELTA: dict[str, Any] = {
+    "hidden_size": 24,
+    "intermediate_size": 24,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "moe_intermediate_size": 8,
+    "num_experts": 6,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "tie_word_embeddings": False,
     "pad_token_id": 0,
     "n_tokens": 20,
 }
@@ -139,5 +158,43 @@ DELTA_NETS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 16,
         "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
         "tie_word_embeddings": False,
+    },
+    "kimi-linear": {
+        **KIMI_DELTA,
+        "seed": 81,
+        "model_type": "kimi_linear",
+        "architectures": ["KimiLinearForCausalLM"],
+        "linear_attn_config": {
+            "full_attn_layers": [2],
+            "kda_layers": [1],
+            "head_dim": 8,
+            "num_heads": 2,
+            "short_conv_kernel_size": 4,
+        },
+        "model_max_length": 128,
+        "mla_use_nope": True,
+        "q_lora_rank": None,
+        "num_experts_per_token": 2,
+        "num_shared_experts": 1,
+        "num_expert_group": 1,
+        "topk_group": 1,
+        "moe_renormalize": True,
+    },
+    "bailing-hybrid": {
+        **KIMI_DELTA,
+        "seed": 82,
+        "model_type": "bailing_hybrid",
+        "architectures": ["BailingMoeV3ForCausalLM"],
+        "head_dim": 16,
+        "layer_group_size": 2,
+        "short_conv_kernel_size": 3,
+        "kda_lower_bound": -3.0,
+        "q_lora_rank": 16,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 2,
+        "n_group": 3,
+        "topk_group": 2,
+        "norm_topk_prob": True,
+        "num_nextn_predict_layers": 0,
     },
 }

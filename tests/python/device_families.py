@@ -148,6 +148,8 @@ VARIANTS = {
     "gates of heads, norms behind convolutions": "lfm3",
     "gated delta nets": "qwen3-5",
     "delta nets whose beta goes to 2": "olmo-hybrid",
+    "decays of rows, low ranks, latents without RoPE": "kimi-linear",
+    "bounded decays, latents with gates": "bailing-hybrid",
     "Mamba-2": "mamba:nemotron-wide",
     "layers without attention or block": "mamba:nemotron-attention",
     "experts that read narrower rows": "mamba:nemotron-narrow",
@@ -166,6 +168,7 @@ STATES = {
     "convolutions": "lfm2",
     "Mamba-2": "mamba:granite",
     "delta nets": "qwen3-5",
+    "Kimi's delta attention": "kimi-linear",
 }
 QUICK = ["gemma2", "gpt-oss", "qwen3", "gemma4-embeddings"]
 

@@ -435,6 +435,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "stablelm": {"partial_rotary_factor": 0.25},
     "deepseek_v2": {**_LLAMA, "routed_scaling_factor": 1.0, "topk_method": "greedy"},
     "deepseek_v3": {**_LLAMA, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5},
+    "kimi_linear": {**_LLAMA, "rms_norm_eps": 1e-5, "routed_scaling_factor": 2.446},
+    "bailing_hybrid": {
+        **_LLAMA,
+        "rope_theta": 6e6,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "kda_lower_bound": -5.0,
+    },
     # No layer has intermediate_size.
     "mistral4": {
         **_LLAMA,

@@ -15,15 +15,8 @@ from powerinfer_cpp.core.model import Model
 from powerinfer_cpp.core.session import Session
 
 KINDS = [
-    "lfm2-moe",
-    "lfm3",
-    "qwen3-next",
-    "qwen3-5",
-    "olmo-hybrid",
-    "nemotron-wide",
-    "granite-moe",
-    "falcon",
-    "guessing",
+    *("lfm2-moe", "lfm3", "qwen3-next", "qwen3-5", "olmo-hybrid", "kimi-linear"),
+    *("nemotron-wide", "granite-moe", "falcon", "guessing"),
 ]
 N_CTX, N_SEQ, STEPS = 256, 3, 60
 DRAFT = 16  # rows of a call that can be taken back one by one

@@ -31,6 +31,8 @@ from powerinfer_cpp import Llama
 CASES = {
     "llama": "llama-silu-tied",
     "deepseek2": "deepseek-v3",
+    "kimi-linear": "kimi-linear",
+    "bailingmoe3": "bailing-hybrid",
     "arcee": "arcee",
     "bitnet": "bitnet",
     "jais2": "jais2",

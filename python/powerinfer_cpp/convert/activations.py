@@ -37,6 +37,8 @@ _DEFAULTS = {
     "granitemoe": ("silu", "relu"),
     "phimoe": ("silu", "relu"),
     "deepseek2": ("silu", "relu"),
+    "kimi-linear": ("silu", "relu"),
+    "bailingmoe3": ("silu", "relu"),
     "mistral4": ("silu", "relu"),
     "falcon": ("gelu", "relu"),
     "gemma": ("gelu_tanh", "relu"),

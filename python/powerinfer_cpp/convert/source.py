@@ -22,7 +22,10 @@ _EXACT = (
     "position_embd.weight",
     ".attn_q_norm.weight",  # a row per head
     ".attn_k_norm.weight",
-    ".ssm_conv1d.weight",  # these three are few numbers
+    ".ssm_conv1d.weight",  # these are few numbers
+    ".ssm_conv1d_q.weight",
+    ".ssm_conv1d_k.weight",
+    ".ssm_conv1d_v.weight",
     ".ssm_norm.weight",
     ".shortconv.conv.weight",
     ".sketch.weight",

@@ -37,6 +37,11 @@ def _plain_rotation(value: Any) -> bool:
     return all(kind in (None, "default") for kind in kinds) and "factor" not in value
 
 
+def _no_limits(value: Any) -> bool:
+    """Of a limit for each layer: none has one."""
+    return isinstance(value, list) and not any(value)
+
+
 def _no_layers(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value <= 0
 
@@ -150,6 +155,7 @@ _DECISIVE: dict[str, tuple[Any, ...] | Callable[[Any], bool]] = {
     "hidden_act_param": _OFF,
     "activation_sparsity_pattern": (),
     "swiglu_limit": (),
+    "*swiglu_limit_list": _no_limits,
     "use_gated_mlp": _ON,
     "use_double_wide_mlp": _OFF,
     "hidden_size_per_layer_input": _OFF,

@@ -1,7 +1,7 @@
 """Importance matrices, measured with the engine on a text."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,10 @@ _KINDS = {
     "attn_output": lib.PI_INPUT_ATTENTION_OUTPUT,
     # Of layers with a state, where they have no attention beside it.
     **dict.fromkeys(
-        ("attn_gate", "ssm_in", "ssm_ba", "ssm_alpha", "ssm_beta", "shortconv.in_proj"),
+        ("attn_gate", "ssm_in", "ssm_ba", "ssm_alpha", "ssm_beta", "ssm_f_a", "ssm_g_a"),
         lib.PI_INPUT_ATTENTION,
     ),
+    "shortconv.in_proj": lib.PI_INPUT_ATTENTION,
     **dict.fromkeys(("ssm_out", "shortconv.out_proj"), lib.PI_INPUT_ATTENTION_OUTPUT),
     "ffn_gate": lib.PI_INPUT_FFN,
     "ffn_up": lib.PI_INPUT_FFN,
@@ -54,7 +55,7 @@ def measure(model: Model, pieces: Sequence[np.ndarray], corpus: str, **fields: A
         match = _NAME.fullmatch(name)
         if name == head:
             layer, kind = 0, lib.PI_INPUT_HEAD
-        elif match and _STATE.fullmatch(match[2]) and f"blk.{match[1]}.attn_q.weight" in tensors:
+        elif match and _STATE.fullmatch(match[2]) and _beside_attention(match[1], tensors):
             continue
         elif match and match[2] in _KINDS:
             layer, kind = int(match[1]), _KINDS[match[2]]
@@ -64,3 +65,9 @@ def measure(model: Model, pieces: Sequence[np.ndarray], corpus: str, **fields: A
         inputs[name] = Inputs(*session.input_squares(layer, kind, n_mat, tensor.row))
     session.close()
     return Imatrix([corpus], len(pieces), size, inputs)
+
+
+def _beside_attention(layer: str, tensors: Collection[str]) -> bool:
+    """Does a layer have attention? Queries of Kimi's delta attention have the same name."""
+    queries, convolved = (f"blk.{layer}.{name}.weight" for name in ("attn_q", "ssm_conv1d_q"))
+    return queries in tensors and convolved not in tensors

@@ -131,13 +131,13 @@ RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix,
 const std::vector<Family>& all_families() {
     static const std::vector<Family> all = [] {
         std::vector<Family> found;
-        for (const auto* group : {&kLlamaFamilies,       &kMixtureFamilies,  &kDeepSeekFamilies,
-                                  &kDeltaNetFamilies,    &kGraniteFamilies,  &kDenseFamilies,
-                                  &kFalconFamilies,      &kFalconH1Families, &kGemmaFamilies,
-                                  &kGemma4Families,      &kGpt2Families,     &kGptOssFamilies,
-                                  &kLagunaFamilies,      &kLfm2Families,     &kMuseGlimmerFamilies,
-                                  &kNemotronHFamilies,   &kOptFamilies,      &kSmallThinkerFamilies,
-                                  &kSquaredReluFamilies, &kStableLmFamilies}) {
+        for (const auto* group :
+             {&kLlamaFamilies,     &kMixtureFamilies, &kDeepSeekFamilies,     &kDeltaNetFamilies,
+              &kGraniteFamilies,   &kDenseFamilies,   &kFalconFamilies,       &kFalconH1Families,
+              &kGemma4Families,    &kGemmaFamilies,   &kGpt2Families,         &kGptOssFamilies,
+              &kKimiDeltaFamilies, &kLagunaFamilies,  &kLfm2Families,         &kMuseGlimmerFamilies,
+              &kNemotronHFamilies, &kOptFamilies,     &kSmallThinkerFamilies, &kSquaredReluFamilies,
+              &kStableLmFamilies}) {
             found.insert(found.end(), group->begin(), group->end());
         }
         return found;
@@ -290,8 +290,10 @@ LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer) {
         s.head_dim = c.n_embd / n_head;
     }
     const auto there = [&](const char* name) { return gguf.find_tensor(blk(layer, name)); };
-    // llama.cpp's converter writes 0 for layers of attention whose kind has a newer name.
-    const ggml::TensorInfo* const keys = there("attn_k.weight");
+    // llama.cpp's converter writes 0 for layers of attention whose kind has a newer name. Keys of
+    // delta nets have the same name.
+    const ggml::TensorInfo* const keys =
+        there("ssm_beta.weight") ? nullptr : there("attn_k.weight");
     if (!s.n_head_kv && keys) s.n_head_kv = std::min(keys->ne[1] / s.head_dim, kMany);
     if (!s.n_head || !s.n_head_kv) s.n_head = s.n_head_kv = 0;
     require_shared();

@@ -78,6 +78,7 @@ extern const std::vector<Family> kSmallThinkerFamilies;
 extern const std::vector<Family> kDeltaNetFamilies;  // qwen3next, qwen35, olmo-hybrid...
 extern const std::vector<Family> kFalconH1Families;
 extern const std::vector<Family> kGraniteFamilies;    // also those without states
+extern const std::vector<Family> kKimiDeltaFamilies;  // kimi_delta.cpp: kimi-linear, bailingmoe3
 extern const std::vector<Family> kLfm2Families;       // lfm2, lfm2moe, lfm3
 extern const std::vector<Family> kNemotronHFamilies;  // with experts, too
 
@@ -164,6 +165,12 @@ LayerForm norms_behind(Attention::Norms head_norms);
 void configure_llama(const ggml::Gguf& gguf, Config& c);
 void configure_halves(const ggml::Gguf& gguf, Config& c);
 void llama_weights(Model& model, std::vector<WeightSpec>& specs, const LayerForm& form);
+
+// For attention over latents: the epsilon of RMSNorm, and what YaRN multiplies.
+void configure_latents(const ggml::Gguf& gguf, Config& c);
+// Keys that say which layers are dense and how wide the shared experts are, beside tensors that say
+// it, too. Throws Error(format) where they differ.
+void check_experts(const Model& m, int64_t i);
 
 // For learned positions instead of RoPE: position 0 is at row `offset` of position_embd.weight.
 void learn_positions(const ggml::Gguf& gguf, Config& c, int64_t offset);

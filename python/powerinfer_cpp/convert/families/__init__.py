@@ -39,6 +39,7 @@ from .mixtures.phimoe import PhiMoe
 from .mixtures.smallthinker import SmallThinker
 from .recurrent.delta_net import OlmoHybrid, Qwen3Next, Qwen35, Qwen35Moe
 from .recurrent.granite import Granite, GraniteMoe, granite_hybrid
+from .recurrent.kimi_delta import BailingHybrid, KimiLinear
 from .recurrent.lfm2 import Lfm2, Lfm2Moe, Lfm3
 from .recurrent.mamba2 import FalconH1, nemotron_h
 
@@ -82,6 +83,8 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "deepseek_v2": DeepSeekV2,
     "deepseek_v3": DeepSeekV3,
     "kimi_k2": DeepSeekV3,
+    "kimi_linear": KimiLinear,
+    "bailing_hybrid": BailingHybrid,
     "glm4_moe_lite": Glm4MoeLite,
     "mistral4": Mistral4,
     "falcon": Falcon,

@@ -20,15 +20,15 @@ double stretched(const ggml::Gguf& gguf, const Config& c) {
     return yarn ? 1 + by * ggml::log_f64(c.rope_scaling.factor) : 1;
 }
 
-void configure_deepseek(const ggml::Gguf& gguf, Config& c) {
+}  // namespace
+
+void configure_latents(const ggml::Gguf& gguf, Config& c) {
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
     if (stretched(gguf, c) != 1) {
         c.rope_scaling.attention_factor /= 1 + 0.1 * ggml::log_f64(c.rope_scaling.factor);
     }
 }
 
-// Keys that say which layers are dense and how wide the shared experts are, beside tensors that say
-// it, too. Throws Error(format) where they differ.
 void check_experts(const Model& m, int64_t i) {
     const ggml::Gguf& gguf = m.file.gguf;
     const auto key = [&](const char* suffix) { return m.config.architecture + suffix; };
@@ -55,6 +55,8 @@ void check_experts(const Model& m, int64_t i) {
                          (long long)sizes.n_ff_shared));
     }
 }
+
+namespace {
 
 // best_alone: of a softmax a group's best expert decides, and not the sum of two.
 void weights_of_deepseek(Model& m, std::vector<WeightSpec>& specs, bool best_alone) {
@@ -105,14 +107,18 @@ void Weights::latent_attention(int64_t i) {
         if (!good) throw ggml::Error(ggml::Code::format, gguf.path() + ": " + what);
     };
     Attention& a = *m.layers[size_t(i)].find<Attention>();
-    const int64_t rank = size("kv_lora_rank"), n_rot = c.ropes[0].n_rot, n_embd = c.n_embd;
-    const int64_t n_head = a.n_head;
+    const int64_t rank = size("kv_lora_rank"), n_embd = c.n_embd, n_head = a.n_head;
+    // Of families without RoPE so many values of a key are all heads', too.
+    const int64_t n_rot = c.ropes.empty()
+                              ? gguf.integer(c.architecture + ".rope.dimension_count", 0, 1 << 16)
+                              : c.ropes[0].n_rot;
     const auto name = [&](const char* tensor) { return blk(i, tensor); };
     // Older files have the matrices of keys and values in one, and the sizes of the heads' own.
     const bool older = has(name("attn_kv_b.weight")) && !has(name("attn_k_b.weight"));
     const int64_t width = older ? a.head_dim : size("key_length_mla");
     const int64_t out = older ? a.v_head_dim : size("value_length_mla");
     if (older) a.n_head_kv = 1, a.head_dim = rank + n_rot, a.v_head_dim = rank;
+    if (a.v_head_dim == out) a.v_head_dim = rank;  // some files have the width of the heads' own
     require(a.n_head_kv == 1 && a.head_dim == rank + n_rot && a.v_head_dim == rank,
             ggml::format("%s.attention: a key of %lld values and a value of %lld, for %lld heads, "
                          "are not those of a latent of %lld and a rotation of %lld",
@@ -156,8 +162,8 @@ void Weights::latent_attention(int64_t i) {
 }
 
 const std::vector<Family> kDeepSeekFamilies = {
-    Family{"deepseek2", configure_deepseek, weights_deepseek},
-    Family{"mistral4", configure_deepseek, weights_mistral4},
+    Family{"deepseek2", configure_latents, weights_deepseek},
+    Family{"mistral4", configure_latents, weights_mistral4},
 };
 
 }  // namespace powerinfer

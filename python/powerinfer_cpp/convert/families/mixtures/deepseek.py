@@ -25,6 +25,7 @@ class DeepSeekV3(Mixture):
     choice_bias = "gate.e_score_correction_bias"
     shared = "mlp.shared_experts"
     gating = SIGMOID
+    growth = stretch = 0.0  # see read_rope
     # What config.json may leave out.
     missing = {
         "first_k_dense_replace": 3,
@@ -158,7 +159,8 @@ class DeepSeekV3(Mixture):
         yield from_weight(f"{block}.attn_kv_a_norm.weight", norm)
         yield from self.keys_and_values(weights, f"{theirs}.kv_b_proj.weight", block)
         shape = (self.n_embd, self.n_head * self.v_dim)
-        yield from self.linear(weights, f"{theirs}.o_proj", f"{block}.attn_output", shape)
+        name = f"{theirs}.{self.attention_out}"
+        yield from self.linear(weights, name, f"{block}.attn_output", shape)
 
     def keys_and_values(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
         """Of each head the matrices that make its keys, transposed, and its values of latents."""
