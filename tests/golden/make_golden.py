@@ -65,16 +65,8 @@ BASE: dict[str, Any] = {
 }
 # Families with keys of their own take none of BASE.
 OF_OWN_KEYS = (
-    "falcon",
-    "gpt2",
-    "jais2",
-    "lfm3",
-    "muse_glimmer",
-    "nemotron",
-    "olmo_hybrid",
-    "opt",
-    "stablelm",
-    "starcoder2",
+    *("falcon", "gpt2", "jais2", "lfm3", "muse_glimmer", "nemotron", "olmo_hybrid", "opt"),
+    *("stablelm", "starcoder2"),
 )
 SIZES = {key: BASE[key] for key in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id")}
 FALCON: dict[str, Any] = {
