@@ -25,8 +25,6 @@ Widths widths(const ShortConvolution& s) {
 Widths widths(const Mamba2& s) {
     return {s.channels(), s.n_head};
 }
-// Alpha, beta, then queries, keys and values, in one array or in three.
-enum Enters : uint8_t { kAlpha, kBeta, kQueries, kKeys, kValues };
 Widths widths(const DeltaNet& s) {
     if (!s.q) return {s.n_alpha(), s.n_v_head, s.channels()};
     return {s.n_alpha(), s.n_v_head, s.k_dim(), s.k_dim(), s.v_dim()};
@@ -226,21 +224,23 @@ void DeviceForward::launch_project(const DeltaNet& s, const DeviceInput& x) {
     if (s.by_head) {
         launch_products(x, {to(s.by_head, by_head)});
     } else if (s.q) {
-        launch_products(x, {to(s.q, of[kQueries].x), to(s.k, of[kKeys].x), to(s.v, of[kValues].x)});
+        launch_products(x, {to(s.q, of[DeltaNet::kQueries].x), to(s.k, of[DeltaNet::kKeys].x),
+                            to(s.v, of[DeltaNet::kValues].x)});
     } else {
-        launch_products(x, {to(s.qkv, of[kQueries].x), to(s.gate, scratch_.beside)});
+        launch_products(x, {to(s.qkv, of[DeltaNet::kQueries].x), to(s.gate, scratch_.beside)});
     }
     if (s.beta_alpha) {
         launch_products(x, {to(s.beta_alpha, steps)});
     } else if (s.rank) {
-        launch_products(x, {to(s.beta, of[kBeta].x)});
-        launch_low(x, s.alpha_low, s.alpha, of[kAlpha].x);
+        launch_products(x, {to(s.beta, of[DeltaNet::kBeta].x)});
+        launch_low(x, s.alpha_low, s.alpha, of[DeltaNet::kAlpha].x);
         launch_low(x, s.gate_low, s.gate, scratch_.beside);
     } else if (s.q) {
-        launch_products(
-            x, {to(s.alpha, of[kAlpha].x), to(s.beta, of[kBeta].x), to(s.gate, scratch_.beside)});
+        launch_products(x, {to(s.alpha, of[DeltaNet::kAlpha].x), to(s.beta, of[DeltaNet::kBeta].x),
+                            to(s.gate, scratch_.beside)});
     } else {
-        launch_products(x, {to(s.alpha, of[kAlpha].x), to(s.beta, of[kBeta].x)});
+        launch_products(x,
+                        {to(s.alpha, of[DeltaNet::kAlpha].x), to(s.beta, of[DeltaNet::kBeta].x)});
     }
     take_by_head(s, of, x.rows);
 }
@@ -256,15 +256,15 @@ void DeviceForward::take_by_head(const DeltaNet& s, const Entering& to, int n) {
     };
     if (s.by_head) {
         const int64_t values = s.v_dim() / s.n_k_head, channels = s.channels();
-        take(s.head_dim, to[kQueries].x, channels);
-        take(s.head_dim, to[kQueries].x + s.k_dim(), channels);
-        take(values, to[kQueries].x + 2 * s.k_dim(), channels);
+        take(s.head_dim, to[DeltaNet::kQueries].x, channels);
+        take(s.head_dim, to[DeltaNet::kQueries].x + s.k_dim(), channels);
+        take(values, to[DeltaNet::kQueries].x + 2 * s.k_dim(), channels);
         take(values, scratch_.beside, s.v_dim());
     }
     if (s.beta_alpha) {
         from = scratch_.folded.x + n * s.by_head_dim();
         row = 2 * s.n_v_head;
-        for (const Enters what : {kBeta, kAlpha}) {
+        for (const DeltaNet::Enters what : {DeltaNet::kBeta, DeltaNet::kAlpha}) {
             take(s.n_v_head / s.n_k_head, to[what].x, s.n_v_head);
         }
     }
@@ -283,24 +283,24 @@ void DeviceForward::launch_low(const DeviceInput& x, const ggml::Matrix& low, co
 void DeviceForward::launch_fold(int64_t i, const DeltaNet& s, const Entering& of, int64_t n) {
     int64_t at = states_.layout.state[size_t(i)];
     const Entering here = entering(s, n);
-    const auto convolve = [&](Enters what, const float* const& weight) {
+    const auto convolve = [&](DeltaNet::Enters what, const float* const& weight) {
         const ggml::Convolution conv{of[what].width, s.taps, on_.vector(&weight), nullptr, true};
         ops_.convolve(stream_.get(), conv, sequences(n, at), of[what].x, of[what].row, here[what].x,
                       here[what].width);
         at += conv.state();
     };
     const int64_t channels = s.channels();
-    float* const q = here[kQueries].x;
+    float* const q = here[DeltaNet::kQueries].x;
     ggml::DeltaRule rule;
     if (s.q) {
-        convolve(kQueries, s.q_conv);
-        convolve(kKeys, s.k_conv);
-        convolve(kValues, s.v_conv);
+        convolve(DeltaNet::kQueries, s.q_conv);
+        convolve(DeltaNet::kKeys, s.k_conv);
+        convolve(DeltaNet::kValues, s.v_conv);
         rule.q = {q, s.k_dim(), s.head_dim};
-        rule.k = {here[kKeys].x, s.k_dim(), s.head_dim};
-        rule.v = {here[kValues].x, s.v_dim(), s.v_head_dim};
+        rule.k = {here[DeltaNet::kKeys].x, s.k_dim(), s.head_dim};
+        rule.v = {here[DeltaNet::kValues].x, s.v_dim(), s.v_head_dim};
     } else {
-        convolve(kQueries, s.conv);
+        convolve(DeltaNet::kQueries, s.conv);
         rule.q = {q, channels, s.head_dim};
         rule.k = {q + s.k_dim(), channels, s.head_dim};
         rule.v = {q + 2 * s.k_dim(), channels, s.v_head_dim};
@@ -316,8 +316,8 @@ void DeviceForward::launch_fold(int64_t i, const DeltaNet& s, const Entering& of
     rule.a = on_.vector(&s.a);
     rule.eps = kUnitEps;
     rule.beta_scale = s.beta_scale;
-    rule.alpha = {of[kAlpha].x, of[kAlpha].row, s.n_decays()};
-    rule.beta = {of[kBeta].x, of[kBeta].row, 1};
+    rule.alpha = {of[DeltaNet::kAlpha].x, of[DeltaNet::kAlpha].row, s.n_decays()};
+    rule.beta = {of[DeltaNet::kBeta].x, of[DeltaNet::kBeta].row, 1};
     ops_.delta_rule(stream_.get(), rule, sequences(n, at), scratch_.states,
                     {scratch_.folded.x, s.v_dim(), s.v_head_dim});
 }

@@ -248,6 +248,8 @@ struct DeltaNet {
     float norm_eps = 0;                            // 0: the model's
     float beta_scale = 1;                          // see ggml::DeltaRule
 
+    // What enters, in this order: queries, keys and values in one array or in three.
+    enum Enters : uint8_t { kAlpha, kBeta, kQueries, kKeys, kValues };
     int64_t k_dim() const { return n_k_head * head_dim; }
     int64_t v_dim() const { return n_v_head * v_head_dim; }
     int64_t channels() const { return 2 * k_dim() + v_dim(); }

@@ -5,9 +5,6 @@ namespace powerinfer {
 
 namespace {
 
-// What enters: alpha, beta, then queries, keys and values, in one array or in three.
-enum Enters : uint8_t { kAlpha, kBeta, kQueries, kKeys, kValues };
-
 // z of all rows, [n, v_dim].
 float* gates(const Workspace& w, const DeltaNet& s) {
     return w.state.beside + w.batch.max_rows * (s.n_alpha() + s.n_v_head);
@@ -19,7 +16,7 @@ void take_by_head(const Pass& p, const DeltaNet& s, const Entering& to) {
     Workspace& w = p.work;
     const int64_t row = s.by_head_dim(), head = row / s.n_k_head, d = s.head_dim;
     const int64_t values = s.v_dim() / s.n_k_head;
-    float* const x = to[kQueries].x;
+    float* const x = to[DeltaNet::kQueries].x;
     int64_t at = 0;
     const auto take = [&](int64_t width, float* to_x, int64_t to_row) {
         ggml::copy_heads(p.context, {w.state.folded + at, row, head}, w.batch.n, s.n_k_head, width,
@@ -35,7 +32,7 @@ void take_by_head(const Pass& p, const DeltaNet& s, const Entering& to) {
 // The same of beta and alpha, in this order.
 void take_steps(const Pass& p, const DeltaNet& s, float* both, const Entering& to) {
     const int64_t n_head = s.n_k_head, width = s.n_v_head / n_head, row = 2 * s.n_v_head;
-    for (const Enters what : {kBeta, kAlpha}) {
+    for (const DeltaNet::Enters what : {DeltaNet::kBeta, DeltaNet::kAlpha}) {
         ggml::copy_heads(p.context, {both, row, 2 * width}, p.work.batch.n, n_head, width,
                          {to[what].x, to[what].width, width});
         both += width;
@@ -54,25 +51,26 @@ void multiply_low(const Pass& p, const DeltaNet& s, const float* low, float* alp
 }
 
 // Queries, keys and values of all rows.
-struct Values {
+struct Convolved {
     ggml::Heads q, k, v;
 };
-Values convolved(const Folding& f, const DeltaNet& s, const Entering& of, int64_t& at) {
+Convolved convolved(const Folding& f, const DeltaNet& s, const Entering& of, int64_t& at) {
     const auto convolve = [&](const Columns& x, const float* weight) {
         at = convolve_in_place(f, {x.width, s.taps, weight, nullptr, true}, x.x, at);
     };
     const int64_t d = s.head_dim, channels = s.channels();
-    float *const q = of[kQueries].x, *const k = of[kKeys].x;
+    float *const q = of[DeltaNet::kQueries].x, *const k = of[DeltaNet::kKeys].x;
     if (!s.q) {
-        convolve(of[kQueries], s.conv);
+        convolve(of[DeltaNet::kQueries], s.conv);
         return {{q, channels, d},
                 {q + s.k_dim(), channels, d},
                 {q + 2 * s.k_dim(), channels, s.v_head_dim}};
     }
-    convolve(of[kQueries], s.q_conv);
-    convolve(of[kKeys], s.k_conv);
-    convolve(of[kValues], s.v_conv);
-    return {{q, s.k_dim(), d}, {k, s.k_dim(), d}, {of[kValues].x, s.v_dim(), s.v_head_dim}};
+    convolve(of[DeltaNet::kQueries], s.q_conv);
+    convolve(of[DeltaNet::kKeys], s.k_conv);
+    convolve(of[DeltaNet::kValues], s.v_conv);
+    return {
+        {q, s.k_dim(), d}, {k, s.k_dim(), d}, {of[DeltaNet::kValues].x, s.v_dim(), s.v_head_dim}};
 }
 
 }  // namespace
@@ -92,16 +90,16 @@ void project(const Pass& p, const DeltaNet& s, ggml::SharedInput& x) {
     const Entering to = entering(w, s);
     float* const room = w.state.folded;
     float* const both = room + n * s.by_head_dim();
-    p.multiply(x.get(p.context, q8), {{s.qkv, to[kQueries].x},
-                                      {s.q, to[kQueries].x},
-                                      {s.k, to[kKeys].x},
-                                      {s.v, to[kValues].x},
+    p.multiply(x.get(p.context, q8), {{s.qkv, to[DeltaNet::kQueries].x},
+                                      {s.q, to[DeltaNet::kQueries].x},
+                                      {s.k, to[DeltaNet::kKeys].x},
+                                      {s.v, to[DeltaNet::kValues].x},
                                       {gate, low ? room + n * s.rank : gates(w, s)},
                                       {s.by_head, room},
-                                      {s.beta, to[kBeta].x},
-                                      {alpha, low ? room : to[kAlpha].x},
+                                      {s.beta, to[DeltaNet::kBeta].x},
+                                      {alpha, low ? room : to[DeltaNet::kAlpha].x},
                                       {s.beta_alpha, both}});
-    if (low) multiply_low(p, s, room, to[kAlpha].x);
+    if (low) multiply_low(p, s, room, to[DeltaNet::kAlpha].x);
     if (s.by_head) take_by_head(p, s, to);
     if (s.beta_alpha) take_steps(p, s, both, to);
 }
@@ -120,7 +118,7 @@ Entering entering(const Workspace& work, const DeltaNet& s) {
 void fold(const Folding& f, const DeltaNet& s) {
     const Entering of = entering(f.work, s);
     int64_t at = f.layer;
-    const Values x = convolved(f, s, of, at);
+    const Convolved x = convolved(f, s, of, at);
     ggml::DeltaRule rule;
     rule.n_k_head = s.n_k_head;
     rule.n_v_head = s.n_v_head;
@@ -136,8 +134,8 @@ void fold(const Folding& f, const DeltaNet& s) {
     rule.q = x.q;
     rule.k = x.k;
     rule.v = x.v;
-    rule.alpha = {of[kAlpha].x, s.n_alpha(), s.n_decays()};
-    rule.beta = {of[kBeta].x, s.n_v_head, 1};
+    rule.alpha = {of[DeltaNet::kAlpha].x, s.n_alpha(), s.n_decays()};
+    rule.beta = {of[DeltaNet::kBeta].x, s.n_v_head, 1};
     const RowsBySequence& rows = f.work.state.by_sequence;
     ggml::delta_rule(f.context, rule, rows.at(at), rows.n,
                      {f.work.state.folded, s.v_dim(), s.v_head_dim});
