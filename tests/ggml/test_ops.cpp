@@ -83,10 +83,9 @@ void test_matmul(DType type) {
                 std::vector<OwnProduct> products;
                 for (int64_t t = 0; t < n; t++) {
                     const Input row = input.part(t * k, 1, k);
-                    products.push_back(
-                        {&c.matrix, row, &zc[size_t(t * 43)], bias_c.data(), nullptr});
-                    products.push_back({&a.matrix, row, &za[size_t(t)], bias_a.data(), nullptr});
-                    products.push_back({&b.matrix, row, &zb[size_t(t * 16)], nullptr, nullptr});
+                    products.push_back({&c.matrix, row, &zc[size_t(t * 43)], bias_c.data()});
+                    products.push_back({&a.matrix, row, &za[size_t(t)], bias_a.data()});
+                    products.push_back({&b.matrix, row, &zb[size_t(t * 16)], nullptr});
                 }
                 matmul_each(context, products.data(), int64_t(products.size()));
                 CHECK(same(ya, za) && same(yb, zb) && same(yc, zc));

@@ -73,6 +73,8 @@ inline void test_experts_of(DType type, DType other, int n_experts, int n_chosen
     }
     const Array<uint8_t> weights(bytes);
     const Array<int32_t> device_frame(frame);
+    const Floats scales = normal(n_experts);  // of the last matrix
+    const Array<float> device_scales(scales);
     for (int n : counts) {
         const Choices choices(n, n_chosen, n_experts);
         for (bool each : {false, true}) {  // has each pair a row of x?
@@ -87,7 +89,7 @@ inline void test_experts_of(DType type, DType other, int n_experts, int n_chosen
             last.data = weights.get() + second;
             const auto* const first_bias = reinterpret_cast<const float*>(weights.get() + third);
             const DeviceProduct products[] = {{first, y.get(), first_bias},
-                                              {last, z.get(), nullptr}};
+                                              {last, z.get(), nullptr, device_scales.get()}};
             ops.matmul_experts(stream(), x.device, choices.view, {device_frame.get(), stride},
                                products, 2);
             const Floats got[2] = {noted(y.read()), noted(z.read())};
@@ -99,7 +101,8 @@ inline void test_experts_of(DType type, DType other, int n_experts, int n_chosen
                 for (int m = 0; m < 2; m++) {
                     const Floats all =
                         CpuMatrix(matrices[m][size_t(e)]->host)
-                            .times(x.host, m ? nullptr : bias.data() + e * heights[0]);
+                            .times(x.host, m ? nullptr : bias.data() + e * heights[0],
+                                   m ? &scales[size_t(e)] : nullptr);
                     for (int32_t i = begin; i < end; i++) {
                         const int32_t pair = choices.pair[size_t(i)];
                         const int64_t row = each ? pair : pair / n_chosen;

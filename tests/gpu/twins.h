@@ -120,7 +120,9 @@ class CpuMatrix {
     // Its product with some rows of an input, in 8 bits too.
     Floats times(const Input& x, const float* bias, const float* scale = nullptr) const {
         Floats y(size_t(x.rows * m_.rows));
-        matmul(context, x, {{m_, y.data(), bias, scale}});
+        Matrix scaled = m_;
+        scaled.scale = scale;
+        matmul(context, x, {{scaled, y.data(), bias}});
         return y;
     }
 

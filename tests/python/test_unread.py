@@ -367,7 +367,7 @@ def test_harmless_tensors(llama: Spliced, tmp_path: Path, caplog: pytest.LogCapt
     harmless = {
         "v.patch_embd.weight": np.ones((3, 4)),
         "mm.0.weight": np.ones((3, 4)),
-        "output.scale": one,
+        "rope_freqs.scale": one,
         "blk.0.attn_q.input_scale": two,
         "blk.1.ffn_rate": np.ones(5),
     }
@@ -377,8 +377,8 @@ def test_harmless_tensors(llama: Spliced, tmp_path: Path, caplog: pytest.LogCapt
     assert opened(path, caplog) == []
     with caplog.at_level(logging.INFO):
         opened(path, caplog)
-    path = llama.write(tmp_path / "m.gguf", tensors={"output.scale": two})
-    with pytest.raises(UnsupportedModelError, match=r"output\.scale"):
+    path = llama.write(tmp_path / "m.gguf", tensors={"rope_freqs.scale": two})
+    with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.scale"):
         opened(path, caplog)
 
 

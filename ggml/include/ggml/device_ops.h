@@ -69,7 +69,7 @@ struct DeviceProduct {
     DeviceRows w;
     float* y = nullptr;            // [x.rows, w.rows]
     const float* bias = nullptr;   // [w.rows]
-    const float* scale = nullptr;  // [1], or null for 1; not of experts
+    const float* scale = nullptr;  // [1], of experts [n_expert]; or null for 1. Not of neurons
     int64_t y_row = 0;             // floats between rows of y; 0: w.rows
     // Of experts in neuron rows or what stands beside them, whose products the CPU adds in an order
     // of their own.

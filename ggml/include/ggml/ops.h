@@ -98,18 +98,16 @@ uint64_t read_memory(Context& context, const uint8_t* data, int64_t n);
 // x.q8.
 struct Product {
     const Matrix& w;
-    float* y;                      // [x.rows, w.rows]
-    const float* bias = nullptr;   // [w.rows] or null
-    const float* scale = nullptr;  // [1], or null for 1
+    float* y;                     // [x.rows, w.rows]
+    const float* bias = nullptr;  // [w.rows] or null
 };
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products);
 // The same for n products, each with an input of its own.
 struct OwnProduct {
     const Matrix* w;
     Input x;
-    float* y;            // [x.rows, w->rows]
-    const float* bias;   // [w->rows] or null
-    const float* scale;  // [1], or null for 1
+    float* y;           // [x.rows, w->rows]
+    const float* bias;  // [w->rows] or null
 };
 void matmul_each(Context& context, const OwnProduct* products, int64_t n);
 

@@ -25,6 +25,7 @@ struct Matrix {
     Layout layout = Layout::rows;
     int64_t rows = 0, cols = 0;
     const uint8_t* data = nullptr;
+    const float* scale = nullptr;  // [1], multiplies products with it; or null for 1
 
     explicit operator bool() const { return data != nullptr; }
     bool quantised() const { return data && info(type).is_quantised(); }

@@ -86,8 +86,8 @@ struct Rows {
 };
 
 // Computes strips [first, first + n) of one weight (eight rows each, fewer at the end).
-void some_strips(const cpu::Kernels& kernels, const Matrix& w, const float* scale,
-                 const float* bias, int64_t first, int64_t n, const Input& x, const Rows& of) {
+void some_strips(const cpu::Kernels& kernels, const Matrix& w, const float* bias, int64_t first,
+                 int64_t n, const Input& x, const Rows& of) {
     const int64_t row = first * kStrip, ldy = of.ldy;
     const int64_t rows = std::min(n * kStrip, w.rows - row), whole = rows / kStrip;
     const uint8_t* data = w.data + row * w.row_bytes();
@@ -112,10 +112,10 @@ void some_strips(const cpu::Kernels& kernels, const Matrix& w, const float* scal
             }
         }
     }
-    if (scale) {
+    if (w.scale) {
         for (int64_t t = 0; t < of.n; t++) {
             float* const y = of.y + t * ldy + row;
-            for (int64_t i = 0; i < rows; i++) y[i] *= *scale;
+            for (int64_t i = 0; i < rows; i++) y[i] *= *w.scale;
         }
     }
     if (bias) {
@@ -133,7 +133,7 @@ void require_fresh(const Input& x) {
 struct Factors {
     const Matrix& w;
     const Input& x;
-    const float *scale, *bias;
+    const float* bias;
     Rows rows;
 };
 
@@ -160,8 +160,7 @@ void multiply_all(Context& context, int64_t n, const F& of) {
             const int64_t strips = strips_of(f.w);
             const int64_t from = std::max(begin, first), to = std::min(end, first + strips);
             if (from < to) {
-                some_strips(context.kernels, f.w, f.scale, f.bias, from - first, to - from, f.x,
-                            f.rows);
+                some_strips(context.kernels, f.w, f.bias, from - first, to - from, f.x, f.rows);
             }
             first += strips;
         }
@@ -173,14 +172,14 @@ void multiply_all(Context& context, int64_t n, const F& of) {
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products) {
     multiply_all(context, int64_t(products.size()), [&](int64_t i) {
         const Product& p = products.begin()[i];
-        return Factors{p.w, x, p.scale, p.bias, {0, x.rows, p.y, p.w.rows}};
+        return Factors{p.w, x, p.bias, {0, x.rows, p.y, p.w.rows}};
     });
 }
 
 void matmul_each(Context& context, const OwnProduct* products, int64_t n) {
     multiply_all(context, n, [&](int64_t i) {
         const OwnProduct& p = products[i];
-        return Factors{*p.w, p.x, p.scale, p.bias, {0, p.x.rows, p.y, p.w->rows}};
+        return Factors{*p.w, p.x, p.bias, {0, p.x.rows, p.y, p.w->rows}};
     });
 }
 
@@ -195,7 +194,7 @@ void matmul_heads(Context& context, const Input& x, const Matrix* w, int64_t n_h
         for (int64_t h = begin / strips; h * strips < end; h++) {
             const int64_t from = std::max<int64_t>(begin - h * strips, 0);
             const int64_t to = std::min(end - h * strips, strips);
-            some_strips(context.kernels, w[h], nullptr, nullptr, from, to - from, x,
+            some_strips(context.kernels, w[h], nullptr, from, to - from, x,
                         {h * rows, rows, y.x + h * y.head, y.row});
         }
     });

@@ -31,20 +31,20 @@ void DeviceForward::launch_attention(int64_t i, const Attention& a, const Device
         ops_.grow(stream_.get(), scratch_.q, kind.rows, int(a.q_dim()), scratch_.step.position,
                   a.growth, a.growth_ctx);
     }
-    launch_products(attended(i, a, kv, kind), {product(a.o, y, a.o_bias, a.o_scale)});
+    launch_products(attended(i, a, kv, kind), {product(a.o, y, a.o_bias)});
 }
 
 // The products of x that attention reads, and how they get there.
 DeviceHeads DeviceForward::own_heads(const Attention& a, const DeviceInput& x) {
     DeviceScratch& s = scratch_;
     float* const q = a.gated ? s.by_head.x : s.q;
-    const DeviceProduct of_q = product(a.q, q, a.q_bias, a.q_scale);
-    const DeviceProduct of_k = product(a.k, s.k, a.k_bias, a.k_scale);
+    const DeviceProduct of_q = product(a.q, q, a.q_bias);
+    const DeviceProduct of_k = product(a.k, s.k, a.k_bias);
     const bool values = on_.matrix(&a.v).data;
     if (a.kv_of >= 0) {
         launch_products(x, {of_q});
     } else if (values) {
-        launch_products(x, {of_q, of_k, product(a.v, s.v, a.v_bias, a.v_scale)});
+        launch_products(x, {of_q, of_k, product(a.v, s.v, a.v_bias)});
     } else {
         launch_products(x, {of_q, of_k});
     }

@@ -173,8 +173,7 @@ class DeviceForward : public DeviceKv {
     ggml::DeviceProduct product(const ggml::NeuronRows& w, float* y,
                                 const float* const& bias) const;
     ggml::DeviceProduct product(const ggml::Matrix& w, float* y) const;
-    ggml::DeviceProduct product(const ggml::Matrix& w, float* y, const float* const& bias,
-                                const float* const& scale) const;
+    ggml::DeviceProduct product(const ggml::Matrix& w, float* y, const float* const& bias) const;
     // The index of a layer's first neuron in the tables of DeviceModel.
     int64_t first_neuron(int64_t i) const;
     const int32_t* slots(int64_t i) const;

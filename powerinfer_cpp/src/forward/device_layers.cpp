@@ -51,9 +51,9 @@ void DeviceForward::launch_head(const Kind& kind, int64_t first, int64_t n) {
 
 void DeviceForward::launch_logits(const DeviceInput& normed) {
     const bool tied = !on_.matrix(&model_.output);
-    const DeviceRows w = on_.matrix(tied ? &model_.token_embd : &model_.output);
+    const ggml::Matrix& w = tied ? model_.token_embd : model_.output;
     float* const logits = scratch_.result_logits;
-    launch_products(normed, {{w, logits, on_.vector(&model_.output_bias)}});
+    launch_products(normed, {product(w, logits, model_.output_bias)});
     const Config& c = model_.config;
     const int64_t n = int64_t(normed.rows) * c.n_vocab;
     if (c.logit_scale != 1) ops_.scale(stream_.get(), logits, nullptr, c.logit_scale, n);
@@ -248,12 +248,12 @@ void DeviceForward::rms_norm_in_place(const float* const& weight, float eps, con
     ops_.norm(stream_.get(), norm);
 }
 
-DeviceProduct DeviceForward::product(const ggml::Matrix& w, float* y, const float* const& bias,
-                                     const float* const& scale) const {
-    return {on_.matrix(&w), y, on_.vector(&bias), on_.vector(&scale)};
+DeviceProduct DeviceForward::product(const ggml::Matrix& w, float* y,
+                                     const float* const& bias) const {
+    return {on_.matrix(&w), y, on_.vector(&bias), on_.vector(&w.scale)};
 }
 DeviceProduct DeviceForward::product(const ggml::Matrix& w, float* y) const {
-    return {on_.matrix(&w), y};
+    return {on_.matrix(&w), y, nullptr, on_.vector(&w.scale)};
 }
 
 void DeviceForward::launch_products(const DeviceInput& x,
@@ -417,8 +417,7 @@ uint64_t DeviceForward::upload_cold(const Pass& p, int64_t i, const PromptUpload
 // Chooses the experts of a layer for every row.
 void DeviceForward::launch_route(const Router& router, const DeviceInput& x) {
     DeviceScratch& s = scratch_;
-    const DeviceProduct scores{on_.matrix(&router.w), s.scores, on_.vector(&router.bias)};
-    launch_products(x, {scores});
+    launch_products(x, {product(router.w, s.scores, router.bias)});
     if (router.scale != 1) {
         ops_.scale(stream_.get(), s.scores, nullptr, router.scale,
                    int64_t(x.rows) * router.how.n_expert);
@@ -462,9 +461,12 @@ void DeviceForward::launch_frames(const FeedForward& part, const DeviceInput& x,
     const ExpertFrames& experts = *on_.experts;
     const bool gated = experts.gated(part.index);
     const DeviceInput fired = s.expert_fired.as(s.choice.pairs(), part.n_ff);
-    const DeviceProduct down = experts.product(part.index, gated ? 2 : 1, s.expert_out, visitors);
+    DeviceProduct down = experts.product(part.index, gated ? 2 : 1, s.expert_out, visitors);
     DeviceProduct first[2] = {experts.product(part.index, 0, fired.x, visitors)};
     if (gated) first[1] = experts.product(part.index, 1, s.expert_up, visitors);
+    first[0].scale = on_.vector(gated ? &part.gate_scale : &part.up_scale);
+    first[1].scale = on_.vector(&part.up_scale);
+    down.scale = on_.vector(&part.down_scale);
     float* const up = gated ? s.expert_up : nullptr;
     ops_.matmul_experts(stream_.get(), x, s.choice, frames, first, gated ? 2 : 1);
     if (experts.in_rows(part.index)) {
@@ -537,9 +539,9 @@ void DeviceForward::launch_matrices(const FeedForward& part, const DeviceInput& 
     const Ffn& f = part.blocks[0];
     DeviceScratch& s = scratch_;
     const DeviceInput fired = s.fired.as(x.rows, part.n_ff);
-    const DeviceProduct up = product(f.up, f.gate ? s.up : fired.x, f.up_bias, f.up_scale);
+    const DeviceProduct up = product(f.up, f.gate ? s.up : fired.x, f.up_bias);
     if (f.gate) {
-        launch_products(x, {product(f.gate, fired.x, f.gate_bias, f.gate_scale), up});
+        launch_products(x, {product(f.gate, fired.x, f.gate_bias), up});
     } else {
         launch_products(x, {up});
     }
@@ -549,7 +551,7 @@ void DeviceForward::launch_matrices(const FeedForward& part, const DeviceInput& 
         ops_.activation(stream_.get(), part.activation, fired, f.gate ? s.up : nullptr);
     }
     if (part.norms_values) rms_norm_in_place(f.value_norm, part.norm_eps, fired);
-    launch_products(fired, {product(f.down, y, f.down_bias, f.down_scale)});
+    launch_products(fired, {product(f.down, y, f.down_bias)});
     weigh(part, x, y);
 }
 

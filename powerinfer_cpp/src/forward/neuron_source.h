@@ -98,11 +98,15 @@ class NeuronSource {
         const bool absent = experts_->absent(block);
         const std::vector<ggml::Matrix>& there = experts_->matrices(context, block);
         const bool gated = there.size() == 3;
-        return {gated ? there[0] : w.gate,
-                there[gated],
-                there[gated + 1],
-                absent,
-                {*experts_, block, n}};
+        Matrices all{gated ? there[0] : w.gate,
+                     there[gated],
+                     there[gated + 1],
+                     absent,
+                     {*experts_, block, n}};
+        all.gate.scale = w.gate.scale;
+        all.up.scale = w.up.scale;
+        all.down.scale = w.down.scale;
+        return all;
     }
 
     // Predictors of experts may be on the disk, too. Asks for that of a block, as far as there is

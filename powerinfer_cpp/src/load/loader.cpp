@@ -142,10 +142,16 @@ class Loader {
         }
     }
 
+    // The scale is a weight of its own.
+    static void put(ggml::Matrix m, ggml::Matrix& to) {
+        m.scale = to.scale;
+        to = m;
+    }
+
     // Moves rows to columns.
     void turn(const WeightSpec& w, const Turned& target) {
         uint8_t* const to = at(w);
-        *target.to = {ggml::DType::F32, ggml::Layout::rows, w.cols, w.rows, to};
+        put({ggml::DType::F32, ggml::Layout::rows, w.cols, w.rows, to}, *target.to);
         const auto take = [this, &w, to](int64_t first, int64_t n, const uint8_t* from) {
             check(w, from, first, n);
             const ggml::Matrix rows{w.tensor->type, ggml::Layout::rows, n, w.cols, from};
@@ -166,7 +172,7 @@ class Loader {
         if (const auto* v = std::get_if<Vector>(&w.target)) {
             *v->to = reinterpret_cast<const float*>(m.data);
         } else if (const auto* p = std::get_if<Product>(&w.target)) {
-            *p->to = m;
+            put(m, *p->to);
         } else if (const auto* t = std::get_if<Table>(&w.target)) {
             *t->to = m;
             if (w.location.memory == Location::Memory::disk) {
@@ -384,6 +390,16 @@ void mark_unpredicted(Ffn& f) {
     for (size_t i = 0; i < f.unpredicted.size(); i++) f.unpredicted[i] = f.rate[i] >= kRate;
 }
 
+// Gives the matrices of experts their scales.
+void scale_experts(FeedForward& part) {
+    for (size_t e = 0; e < part.blocks.size(); e++) {
+        Ffn& f = part.blocks[e];
+        if (part.gate_scale) f.gate.scale = part.gate_scale + e;
+        if (part.up_scale) f.up.scale = part.up_scale + e;
+        if (part.down_scale) f.down.scale = part.down_scale + e;
+    }
+}
+
 }  // namespace
 
 void load_weights(Model& model, const pi_model_params& params) {
@@ -393,6 +409,7 @@ void load_weights(Model& model, const pi_model_params& params) {
         for (LayerPart& part : l.parts) {
             if (auto* f = std::get_if<FeedForward>(&part.op)) {
                 for (Ffn& block : f->blocks) mark_unpredicted(block);
+                scale_experts(*f);
             }
         }
     }

@@ -70,8 +70,6 @@ struct Attention {
     // their norm and rotation.
     ggml::Matrix q, k, v, o;
     const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr, *o_bias = nullptr;
-    // One number each, that multiplies the product.
-    const float *q_scale = nullptr, *k_scale = nullptr, *v_scale = nullptr, *o_scale = nullptr;
     // Behind the rows of each head of q are as many of a gate, by whose sigmoid what the head gives
     // is multiplied.
     bool gated = false;
@@ -112,8 +110,6 @@ struct Ffn {
     // For dense files: matrices. gate, up: [n_ff, n_embd]; down: [n_embd, n_ff].
     ggml::Matrix gate, up, down;
     const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
-    // One number each, that multiplies the product.
-    const float *gate_scale = nullptr, *up_scale = nullptr, *down_scale = nullptr;
     const float* value_norm = nullptr;  // [n_ff], see FeedForward::norms_values
     // For neuron-aware files (neurons.n > 0): rows in bundles, and the predictor. Gates are in
     // their own bundle, because exact mode reads all of them. Measured with 7B shapes in Q4_0:
@@ -137,6 +133,9 @@ struct FeedForward {
     int64_t n_used = 0;       // experts that a row computes; 0: one block, without a router
     std::vector<Ffn> blocks;  // 1, or one per expert
     ggml::Matrix share;       // [1, n_embd]: what it gives is multiplied by sigmoid(share . x)
+    // [n_expert]: numbers that multiply the products with the matrices of each expert; null: 1.
+    // Once loaded, the matrices have theirs, too.
+    const float *gate_scale = nullptr, *up_scale = nullptr, *down_scale = nullptr;
     // What experts read and give, [width] each, if that is narrower than a row of the model: narrow
     // . x, and widen . their sum. 0, and empty: they read x.
     int64_t width = 0;

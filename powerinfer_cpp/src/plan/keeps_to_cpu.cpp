@@ -46,8 +46,8 @@ KeptToCpu::KeptToCpu(const Model& model) : model_(model) {
 std::string KeptToCpu::reason(const Attention& attention) const {
     const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, first, growth, growth_ctx,
                  v_norm, kv_of, scale, softcap, sinks, q, k, v, o, q_bias, k_bias, v_bias, o_bias,
-                 q_scale, k_scale, v_scale, o_scale, gated, n_gate, gate, gate_by, latent, q_norm,
-                 k_norm, norms, norm, norm_eps, out_norm] = attention;
+                 gated, n_gate, gate, gate_by, latent, q_norm, k_norm, norms, norm, norm_eps,
+                 out_norm] = attention;
     if (first > 0) return "layers that guess tokens keep to the CPU";
     // No family has these (device_attention.cpp).
     if (gated && norms == Attention::Norms::whole_row && has(q_norm)) {
@@ -55,6 +55,10 @@ std::string KeptToCpu::reason(const Attention& attention) const {
     }
     if (latent && (gated || has(out_norm))) {
         return "attention over latents with gates or norms of its results keeps to the CPU";
+    }
+    for (size_t h = 0; latent && h < latent->k_b.size(); h++) {
+        if (!has(latent->k_b[h].scale) && !has(latent->v_b[h].scale)) continue;
+        return "matrices of heads with a scale keep to the CPU";
     }
     // The arrays of attention in shared memory have a fixed size.
     if (const int64_t widest = std::max(head_dim, v_head_dim); widest > ggml::kDeviceHeadDim) {
@@ -75,8 +79,9 @@ std::string KeptToCpu::reason(const Router& router) const {
 }
 
 std::string KeptToCpu::reason(const FeedForward& ffn) const {
-    const auto& [n_ff, n_used, blocks, share, width, narrow, widen, activation, xielu, norms_values,
-                 norm_eps, sparse_threshold, recall, layer, index, first_block, first_neuron] = ffn;
+    const auto& [n_ff, n_used, blocks, share, gate_scale, up_scale, down_scale, width, narrow,
+                 widen, activation, xielu, norms_values, norm_eps, sparse_threshold, recall, layer,
+                 index, first_block, first_neuron] = ffn;
     // The others have other operators for neuron rows.
     if (activation == ggml::Activation::swiglu_oai && blocks[0].neurons.n > 0) {
         return "neuron rows with the activation swiglu_oai keep to the CPU";
@@ -88,16 +93,16 @@ std::string KeptToCpu::reason(const FeedForward& ffn) const {
         return "experts with norms or an activation of their own keep to the CPU";
     }
     for (const Ffn& block : blocks) {
-        [[maybe_unused]] const auto& [gate, up, down, gate_bias, up_bias, down_bias, gate_scale,
-                                      up_scale, down_scale, value_norm, gates, bundle, neurons,
-                                      stored, fc1, fc2, signs, sketch_offset, rate, unpredicted] =
-            block;
+        [[maybe_unused]] const auto& [gate, up, down, gate_bias, up_bias, down_bias, value_norm,
+                                      gates, bundle, neurons, stored, fc1, fc2, signs,
+                                      sketch_offset, rate, unpredicted] = block;
         // Whom they mask is not known to the operators of experts.
         if (n_used > 0 && (has(fc1) || has(signs))) {
             return "experts with predictors keep to the CPU";
         }
-        for (const float* const* factor : {&gate_scale, &up_scale, &down_scale}) {
-            if (has(*factor) && n_used > 0) return "experts' products with a scale keep to the CPU";
+        for (const ggml::Matrix* matrix : {&gate, &up, &down}) {
+            if (n_used == 0 || !has(matrix->scale)) continue;
+            return "experts whose matrices are tensors with a scale each keep to the CPU";
         }
     }
     return "";

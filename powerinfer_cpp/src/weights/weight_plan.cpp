@@ -52,9 +52,9 @@ void divide_rows(WeightSpec& w, const DeviceSplit* split) {
         return;
     }
     w.location.device_rows = w.rows;
-    // Neurons in RAM need their biases there.
+    // Neurons in RAM need their biases there, and experts their scales.
     const bool of_split = layer >= 0 && split->splits(layer) && w.part == Part::ffn;
-    if (!w.stays_in_ram() && !of_split) w.location.rows = 0;
+    if (!w.stays_in_ram() && !of_split && !w.expert_scales) w.location.rows = 0;
 }
 
 }  // namespace

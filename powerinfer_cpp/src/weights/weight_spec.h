@@ -106,6 +106,7 @@ struct WeightSpec {
     int64_t block = -1;                        // of that, if it is a matrix of one
     bool chosen = false;                       // does a router choose that block?
     bool expert_bias = false;                  // is it a vector that belongs to such a block?
+    bool expert_scales = false;                // or one with a number for each such block?
 
     template <typename T>
     bool is() const {

@@ -11,29 +11,36 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from ..core.gguf import Gguf
-from .formats import format_by_name
+from .formats import Format, can_encode, format_by_name
 from .stored import Stored, decoded, encoded
-from .tensors import from_values, scaled
+from .tensors import Output, from_values, scaled
 
-_SCALE = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.scale")
+_SCALE = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down)(?:_exps|_shexp)?)\.scale")
 _NORM = re.compile(r"(blk\.\d+\.ffn)_sub_norm\.weight")
 _DOWN = re.compile(r"(blk\.\d+\.ffn)_down\.weight")
 
 
-def factors(tensors: Iterable[Stored]) -> dict[str, np.ndarray]:
-    """By the name of a matrix, a factor [1], or of ffn_down one for each of its columns [n_ff]."""
+def factors(tensors: Iterable[Stored], kept: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """By the name of a matrix, a factor [1], or of ffn_down one for each of its columns [n_ff]; of
+    experts one for each [n_expert]. kept: see becomes_factor."""
     found: dict[str, np.ndarray] = {}
     for tensor in tensors:
-        if match := _SCALE.fullmatch(tensor.name) or _NORM.fullmatch(tensor.name):
+        if match := _factor(tensor, kept):
             name = f"{match[1]}{'_down' if match.re is _NORM else ''}.weight"
             values = decoded(tensor).rows(0, 1).reshape(-1)
             found[name] = found.get(name, np.float32(1)) * values
     return found
 
 
-def becomes_factor(tensor: Stored) -> bool:
-    """Whether the tensor is one that `factors` reads."""
-    return bool(_SCALE.fullmatch(tensor.name) or _NORM.fullmatch(tensor.name))
+def becomes_factor(tensor: Stored, kept: tuple[str, ...]) -> bool:
+    """Whether the tensor is one that `factors` reads. kept: endings of names of those that stay."""
+    return bool(_factor(tensor, kept))
+
+
+def _factor(tensor: Stored, kept: tuple[str, ...]) -> re.Match[str] | None:
+    if tensor.name.endswith(kept):
+        return None
+    return _SCALE.fullmatch(tensor.name) or _NORM.fullmatch(tensor.name)
 
 
 def stays_ternary(gguf: Gguf, tensor: Stored) -> bool:
@@ -43,9 +50,14 @@ def stays_ternary(gguf: Gguf, tensor: Stored) -> bool:
     return ternary and gguf.value("general.architecture") == "bitnet"
 
 
-def times(tensor: Stored, factor: np.ndarray) -> Stored:
-    """The matrix times a factor [1], in its own format."""
-    return encoded(scaled(decoded(tensor), float(factor[0])), tensor.format)
+def times(output: Output, factor: np.ndarray) -> Output:
+    """The matrices times a factor for all of their rows, for each of them, or for each row."""
+    return scaled(output, np.repeat(factor, output.n_rows // len(factor)))
+
+
+def in_own_format(output: Output, own: Format) -> Stored:
+    """In Q8_0 where their format has no encoder."""
+    return encoded(output, own if can_encode(own) else format_by_name("Q8_0"))
 
 
 def neutral_norms(tensors: list[Stored]) -> Iterator[Stored]:

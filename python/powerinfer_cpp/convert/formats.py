@@ -96,6 +96,16 @@ def encode(fmt: Format, values: np.ndarray, importance: np.ndarray | None = None
     return out
 
 
+@cache
+def can_encode(fmt: Format) -> bool:
+    """Whether values can be written in the format."""
+    try:
+        encode(fmt, np.zeros(fmt.block))
+    except ValueError:
+        return False
+    return True
+
+
 def decode(type_id: int, data: np.ndarray, n: int) -> np.ndarray:
     """n float32 values from raw bytes (uint8, contiguous) in the format with this GGUF id.
 

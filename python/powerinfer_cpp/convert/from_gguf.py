@@ -14,8 +14,8 @@ from .activations import PLAIN_ONLY, RELUS, SMOOTH, dense_note
 from .formats import Format, decode, format_by_name
 from .predictor import predictors, sparse_threshold
 from .statistics import activation_files
-from .stored import Fitting, Stored, encoded, turned
-from .tensors import Output, scaled
+from .stored import Fitting, Stored, decoded, encoded, turned
+from .tensors import Output
 from .writer import FILE_TYPES, Entry, float32, string, uint32, write_gguf
 
 _DOWN = re.compile(r"(blk\.(\d+)\.ffn_down)(_t)?(_exps|_shexp)?\.(weight|bias)")
@@ -177,9 +177,13 @@ def _tensors(
         return _n_ff_dense(gguf, layer)
 
     apart = tensors if dense else fused.parted(tensors, n_ff, _experts_of_all(gguf))
-    factors = {} if dense else folding.factors(tensors)
+    # Shared experts may stay matrices, and Gemma 4's scales belong to its router.
+    kept = () if _has_shared_rows(gguf, activation) else ("_shexp.scale",)
+    if gguf.value("general.architecture") == "gemma4":
+        kept += ("_exps.scale",)
+    factors = {} if dense else folding.factors(tensors, kept)
     for tensor in apart:
-        if not dense and folding.becomes_factor(tensor):
+        if not dense and folding.becomes_factor(tensor, kept):
             continue
         factor = factors.get(tensor.name)
         if dense and _NEURON_TENSOR.fullmatch(tensor.name):
@@ -193,14 +197,15 @@ def _tensors(
         if turn:
             output = turned(name, tensor)
             if factor is not None:
-                output = scaled(output, np.broadcast_to(factor, output.n_rows))
+                output = folding.times(output, factor)
             if wanted is None and not folding.stays_ternary(gguf, tensor):
                 wanted = format_by_name("Q8_0") if tensor.format.quantised else tensor.format
             wanted = wanted or tensor.format
             yield loss.watch(output, fitting(wanted, output.row, name))
             continue
         if factor is not None:
-            tensor = folding.times(tensor, factor)
+            output = folding.times(decoded(tensor), factor)
+            tensor = folding.in_own_format(output, tensor.format)
         if wanted:
             wanted = fitting(wanted, tensor.row, name)
             again += tensor.format.quantised and wanted.quantised and wanted != tensor.format

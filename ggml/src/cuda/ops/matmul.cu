@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kRowThreads)
     const int t = int(threadIdx.x) % most, r = int(threadIdx.x) / most;
     if (r >= n_rows || t >= share.rows.n) return;
     float sum = shared[0].sum[int(threadIdx.x)];
-    if (p.scale) sum *= *p.scale;
+    if (share.scale) sum *= *share.scale;
     if (share.bias) sum += share.bias[first + r];
     p.y[share.rows.y(t) * p.y_row + first + r] = sum;
 }

@@ -30,7 +30,7 @@ struct RowsOfCall {
 // the weights.
 struct Share {
     const uint8_t* w;
-    const float* bias;
+    const float *bias, *scale;
     RowsOfCall rows;
 };
 
@@ -56,7 +56,8 @@ struct Mixture {
     __device__ Share of(const DeviceProduct& p, int e, RowsOfCall rows) const {
         int at = frame[e];
         if (at < 0) at = rows.n = 0;
-        return {p.w.data + at * stride, p.bias ? p.bias + at * (stride / 4) : nullptr, rows};
+        return {p.w.data + at * stride, p.bias ? p.bias + at * (stride / 4) : nullptr,
+                p.scale ? p.scale + e : nullptr, rows};
     }
 };
 
@@ -66,7 +67,8 @@ __device__ inline Share few_share(const DeviceInput& x, const DeviceProduct& p, 
     const int y = int(blockIdx.y), first = y * most;
     // Pairs by expert: those of one read its weights from the cache.
     if (of.frame) return of.of(p, of.expert[of.pair[y]], {of.pair, y, 1, of.per});
-    return {p.w.data, p.bias, {nullptr, first, x.rows - first < most ? x.rows - first : most}};
+    return {
+        p.w.data, p.bias, p.scale, {nullptr, first, x.rows - first < most ? x.rows - first : most}};
 }
 
 // Block y of many rows: `most` of them. Of a mixture, tile y of those of the experts that are here,

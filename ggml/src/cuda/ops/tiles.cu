@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         const int row = first + tile.row(i), t = tile.column(i);
         float sum = tile.result(i);
         if (row >= p.w.rows || t >= share.rows.n || !tile.is_mine(i)) continue;
-        if (p.scale) sum *= *p.scale;
+        if (share.scale) sum *= *share.scale;
         if (share.bias) sum += share.bias[row];
         p.y[share.rows.y(t) * p.y_row + row] = sum;
     }

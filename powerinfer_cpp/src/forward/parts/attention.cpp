@@ -26,9 +26,9 @@ void grow(const Pass& p, const Attention& a, float* q) {
 void project_heads(const Pass& p, const Attention& a, const Input& x) {
     Workspace& b = p.work;
     // Some of the others are not there: keys and values of another layer, values, gates.
-    p.multiply(x, {{a.q, a.gated ? b.heads.by_head : b.heads.q, a.q_bias, a.q_scale},
-                   {a.k, b.heads.k, a.k_bias, a.k_scale},
-                   {a.v, b.heads.v, a.v_bias, a.v_scale},
+    p.multiply(x, {{a.q, a.gated ? b.heads.by_head : b.heads.q, a.q_bias},
+                   {a.k, b.heads.k, a.k_bias},
+                   {a.v, b.heads.v, a.v_bias},
                    {a.gate, b.heads.gate}});
     if (a.kv_of >= 0) return;
     if (!a.v) std::copy_n(b.heads.k, b.batch.n * a.k_dim(), b.heads.v);
@@ -120,7 +120,7 @@ void attention(const Pass& p, int64_t layer, const Attention& a, ggml::SharedInp
     p.record.squares(p.context, PI_INPUT_ATTENTION_OUTPUT, layer, 0, b.heads.attended, n);
     const Input attended =
         b.input.prepare(p.context, b.heads.attended, n, a.out_dim(), a.o.quantised());
-    p.multiply(attended, {{a.o, y, a.o_bias, a.o_scale}});
+    p.multiply(attended, {{a.o, y, a.o_bias}});
 }
 
 }  // namespace powerinfer

@@ -32,9 +32,9 @@ void list_products(const Pass& p, const FfnBlock& block, const Values& values,
     const Ffn& w = block.of_model();
     float* const gate = b.gate + values.first;
     float* const up = block.w.gate ? b.up + values.first : gate;
-    if (block.w.gate) *list++ = {&block.w.gate, block.x, gate, w.gate_bias, w.gate_scale};
-    *list++ = {&block.w.up, block.x, up, w.up_bias, w.up_scale};
-    if (block.part.share) *list++ = {&block.part.share, block.x, b.share, nullptr, nullptr};
+    if (block.w.gate) *list++ = {&block.w.gate, block.x, gate, w.gate_bias};
+    *list++ = {&block.w.up, block.x, up, w.up_bias};
+    if (block.part.share) *list++ = {&block.part.share, block.x, b.share, nullptr};
 }
 
 // The same for what adapters add.
@@ -129,8 +129,7 @@ void compute_blocks(const Pass& p, const std::vector<FfnBlock>& blocks) {
     end = b.products;
     for_blocks(blocks, [&](const FfnBlock& block, const Values& of) {
         const Ffn& w = block.of_model();
-        *end++ = {&block.w.down, fired.part(of.first, of.rows, of.n_ff), block.y, w.down_bias,
-                  w.down_scale};
+        *end++ = {&block.w.down, fired.part(of.first, of.rows, of.n_ff), block.y, w.down_bias};
     });
     ggml::matmul_each(p.context, b.products, end - b.products);
     for_blocks(blocks, [&](const FfnBlock& block, const Values& of) {

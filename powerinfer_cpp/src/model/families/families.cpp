@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string_view>
+#include <unordered_set>
 
 #include "ggml/math.h"
 #include "ggml/status.h"
@@ -454,12 +456,51 @@ static void complete_parts(Model& model) {
     }
 }
 
+// Where the scales of all experts go, of whose first one this is a matrix; null: it is of another.
+static const float** scales_of_experts(Model& model, const WeightSpec& w, const ggml::Matrix* to) {
+    for (LayerPart& part : model.layers[size_t(layer_of(w.name))].parts) {
+        auto* const f = std::get_if<FeedForward>(&part.op);
+        if (!f || f != w.of) continue;
+        const Ffn& first = f->blocks[0];
+        if (to == &first.gate) return &f->gate_scale;
+        if (to == &first.up) return &f->up_scale;
+        if (to == &first.down) return &f->down_scale;
+    }
+    return nullptr;
+}
+
+// NAME.scale beside NAME.weight multiplies the products with the matrices of that tensor: files of
+// NVFP4 and BitNet have it, a number for the tensor, or for each expert.
+static void scale_products(Model& model, std::vector<WeightSpec>& specs) {
+    constexpr std::string_view kWeight = ".weight", kScale = ".scale";
+    std::unordered_set<std::string> known;  // some families have others of this name
+    for (const WeightSpec& w : specs) known.insert(w.name);
+    for (size_t k = 0, n = specs.size(); k < n; k++) {
+        const WeightSpec w = specs[k];
+        const auto* const product = std::get_if<Product>(&w.target);
+        const auto* const turned = std::get_if<Turned>(&w.target);
+        ggml::Matrix* const to = product ? product->to : turned ? turned->to : nullptr;
+        const size_t end = w.name.size() - std::min(w.name.size(), kWeight.size());
+        if (!to || w.name.compare(end, kWeight.size(), kWeight)) continue;
+        const std::string name = w.name.substr(0, end).append(kScale);
+        if (known.count(name) || !model.file.gguf.find_tensor(name)) continue;
+        const bool each = w.chosen && w.shape.size() == 3;
+        const float** const scale = each ? scales_of_experts(model, w, to) : &to->scale;
+        if (!scale) continue;
+        const int64_t values = each ? w.shape[2] : 1;
+        specs.push_back({w.part, name, {values}, 0, 1, values, Vector{scale}, nullptr, {}});
+        specs.back().expert_bias = w.chosen && !each;
+        specs.back().expert_scales = each;
+    }
+}
+
 std::vector<WeightSpec> weight_specs(Model& model, const Family& family) {
     std::vector<WeightSpec> specs;
     const ggml::Gguf& gguf = model.file.gguf;
     const int64_t n_layer = model.config.n_layer;
     family.weights(model, specs);
     if (model.guesses()) family.nextn(model, specs);
+    scale_products(model, specs);
     number_parts(model);
     complete_parts(model);
     const std::string experts = model.config.architecture + ".expert_count";

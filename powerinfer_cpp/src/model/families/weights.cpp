@@ -150,10 +150,6 @@ void Weights::attention(int64_t i) {
     optional(Part::attention, blk(i, "attn_k.bias"), a.k_dim(), &a.k_bias);
     optional(Part::attention, blk(i, "attn_v.bias"), a.v_dim(), &a.v_bias);
     optional(Part::attention, blk(i, "attn_output.bias"), n_embd, &a.o_bias);
-    optional(Part::attention, blk(i, "attn_q.scale"), 1, &a.q_scale);
-    optional(Part::attention, blk(i, "attn_k.scale"), 1, &a.k_scale);
-    optional(Part::attention, blk(i, "attn_v.scale"), 1, &a.v_scale);
-    optional(Part::attention, blk(i, "attn_output.scale"), 1, &a.o_scale);
 }
 
 void Weights::attention_without_values(int64_t i) {
@@ -407,10 +403,6 @@ void Weights::matrices(int64_t i, const char* suffix, bool gated, FeedForward& p
     optional(Part::ffn, name("ffn_gate", ".bias"), n_ff, &f.gate_bias);
     optional(Part::ffn, name("ffn_up", ".bias"), n_ff, &f.up_bias);
     optional(Part::ffn, name("ffn_down", ".bias"), n_embd, &f.down_bias);
-    if (*suffix) return;  // those of experts have a number for each
-    optional(Part::ffn, name("ffn_gate", ".scale"), 1, &f.gate_scale);
-    optional(Part::ffn, name("ffn_up", ".scale"), 1, &f.up_scale);
-    optional(Part::ffn, name("ffn_down", ".scale"), 1, &f.down_scale);
 }
 
 void Weights::layer(int64_t i, const LayerForm& form) {
