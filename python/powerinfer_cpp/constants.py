@@ -41,6 +41,7 @@ GGML_TYPE_BF16 = 30
 GGML_TYPE_TQ1_0 = 34
 GGML_TYPE_TQ2_0 = 35
 GGML_TYPE_MXFP4 = 39
+GGML_TYPE_NVFP4 = 40
 
 # Mixtures of formats that a whole file can have: `general.file_type`.
 LLAMA_FTYPE_ALL_F32 = 0
@@ -63,6 +64,7 @@ LLAMA_FTYPE_MOSTLY_IQ4_NL = 25
 LLAMA_FTYPE_MOSTLY_IQ4_XS = 30
 LLAMA_FTYPE_MOSTLY_BF16 = 32
 LLAMA_FTYPE_MOSTLY_MXFP4_MOE = 38
+LLAMA_FTYPE_MOSTLY_NVFP4 = 39
 
 # What becomes of the vectors of a text: pooling_type.
 LLAMA_POOLING_TYPE_UNSPECIFIED = -1

@@ -15,14 +15,14 @@ SECONDS = 10.0  # for an answer, where the cache has a copy
 # 16-bit files for those who quantise; they come last of what runs.
 _PREFERRED = (
     *(QUANT, "Q4_K_S", "Q4_0", "Q4_K_XL", "Q4_K_L", "IQ4_XS", "IQ4_NL", "Q4_1", "Q4_K"),
-    *("MXFP4_MOE", "MXFP4"),
+    *("MXFP4_MOE", "MXFP4", "NVFP4"),
     *("Q5_K_M", "Q5_K_S", "Q5_0", "Q5_K_XL", "Q5_K_L", "Q5_1", "Q5_K"),
     *("Q6_K", "Q6_K_XL", "Q6_K_L", "Q8_0", "Q8_K_XL"),
     *("Q3_K_L", "Q3_K_M", "Q3_K_XL", "Q3_K_S", "Q3_K", "Q2_K_L", "Q2_K_XL", "Q2_K", "Q2_K_S"),
 )
 _WIDE = ("F16", "FP16", "BF16", "F32", "FP32")
 # Formats that the engine does not read, by their names.
-_UNREAD = re.compile(r"(?<![a-z0-9])(IQ[1-3]_|TQ[12]_|NVFP4|IQ4_K|Q4_0_[48]_[48])", re.IGNORECASE)
+_UNREAD = re.compile(r"(?<![a-z0-9])(IQ[1-3]_|TQ[12]_|IQ4_K|Q4_0_[48]_[48])", re.IGNORECASE)
 _OTHER = re.compile(r"mmproj|imatrix|-mtp-|^mtp-", re.IGNORECASE)  # files beside models
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 

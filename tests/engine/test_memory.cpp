@@ -283,7 +283,7 @@ int main() {
     // Weights keep their format in memory, in either layout.
     for (DType type : {DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1,
                        DType::Q5_0, DType::Q5_1, DType::Q2_K, DType::Q3_K, DType::Q4_K, DType::Q5_K,
-                       DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS, DType::MXFP4}) {
+                       DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS, DType::MXFP4, DType::NVFP4}) {
         for (bool down_t : {false, true}) {
             Shape shape;
             shape.type = type;

@@ -25,6 +25,13 @@ inline void set_scales(DType type, uint8_t* block, f16_t d) {
         block[0] = uint8_t((d >> 10 & 31) - 15 + 128);
         return;
     }
+    if (type == DType::NVFP4) {  // different ones; the first is 8 d, as near as four bits come
+        for (int i = 0; i < 4; i++) {
+            const int e = (d >> 7 & 255) - 8 * (15 - 7 - 4) - 3 * i;
+            block[i] = uint8_t(e < 0 ? 0 : e > 126 ? 126 : e);
+        }
+        return;
+    }
     std::vector<size_t> at = {0};
     if (type == DType::Q4_1) at = {0, offsetof(BlockQ4_1, m)};
     if (type == DType::Q5_1) at = {0, offsetof(BlockQ5_1, m)};

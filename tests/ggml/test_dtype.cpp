@@ -41,13 +41,13 @@ void table() {
           DType::Q8_0,   DType::Q2_K,    DType::Q3_K,  DType::Q4_K,  DType::Q5_K,  DType::Q6_K,
           DType::IQ4_NL, DType::IQ4_XS,  DType::I8,    DType::I32,   DType::BF16,  DType::IQ2_XXS,
           DType::IQ2_XS, DType::IQ3_XXS, DType::IQ1_S, DType::IQ3_S, DType::IQ2_S, DType::IQ1_M,
-          DType::TQ1_0,  DType::TQ2_0,   DType::MXFP4}) {
+          DType::TQ1_0,  DType::TQ2_0,   DType::MXFP4, DType::NVFP4}) {
         const DTypeInfo& t = info(type);
         CHECK(t.type == type);
         CHECK(find_dtype(uint32_t(type)) == &t);
         CHECK(find_dtype(t.name) == &t);
         const bool grids = std::strncmp(t.name, "IQ", 2) == 0 && t.name[2] < '4';
-        CHECK((t.encode == nullptr) == (!t.is_float() || grids));
+        CHECK((t.encode == nullptr) == (!t.is_float() || grids || type == DType::NVFP4));
         CHECK(t.is_float() == (type != DType::I8 && type != DType::I32));
     }
     CHECK(find_dtype("q4_0") == &info(DType::Q4_0));
@@ -233,6 +233,27 @@ void powers() {
     for (float v : through(DType::MXFP4, std::vector<float>(kQ, 0.0f))) CHECK(v == 0);
 }
 
+// All scales with all codes of NVFP4, in each place.
+void halves_of_e4m3() {
+    const float values[] = {0, 1, 2, 3, 4, 6, 8, 12};
+    for (int e = 0; e < 256; e++) {
+        const int exponent = e >> 3 & 15, mantissa = exponent ? 8 + (e & 7) : e & 7;
+        const float scale =
+            e == 127 ? 0 : std::ldexp(float(mantissa), (exponent ? exponent : 1) - 11);
+        for (int code = 0; code < 16; code++) {
+            const float value = (code < 8 ? values[code] : -values[code - 8]) * scale;
+            for (int i = 0; i < 2 * kQ; i++) {
+                BlockNVFP4 block = {};
+                block.d[i / 16] = uint8_t(e);
+                block.qs[i / 16 * 8 + i % 8] = uint8_t(code << i % 16 / 8 * 4);
+                float y[2 * kQ];
+                info(DType::NVFP4).decode(&block, y, 2 * kQ);
+                for (int k = 0; k < 2 * kQ; k++) CHECK(y[k] == (k == i ? value : 0));
+            }
+        }
+    }
+}
+
 // Formats with our own search: accuracy, and robustness.
 void searched() {
     struct {
@@ -327,7 +348,8 @@ void golden_decode() {
         {DType::IQ3_XXS, 0x2cf7961994c21206u}, {DType::IQ1_S, 0xbb7cb28f6b4ab782u},
         {DType::IQ3_S, 0x63e8ba8709e7ba1au},   {DType::IQ2_S, 0xff5576c1eeb4b8ffu},
         {DType::IQ1_M, 0x7acfc82c170175bcu},   {DType::MXFP4, 0xf8f7212a7b0f6530u},
-        {DType::TQ1_0, 0x173ecff2937579ceu},   {DType::TQ2_0, 0xcaab3ae85f9077fbu}};
+        {DType::TQ1_0, 0x173ecff2937579ceu},   {DType::TQ2_0, 0xcaab3ae85f9077fbu},
+        {DType::NVFP4, 0x0f43dd14f72bf411u}};
     for (const auto& [type, expected] : hashes) {
         std::vector<uint8_t> bytes(size_t(100 * info(type).bytes));
         uint32_t seed = 9;
@@ -378,6 +400,7 @@ int main() {
     blocks();
     bits();
     powers();
+    halves_of_e4m3();
     searched();
     ternary();
     golden_decode();

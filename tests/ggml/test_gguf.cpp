@@ -238,9 +238,10 @@ void rejects_tensors() {
         CHECK_THROWS(unsupported, parse(one({"t", {256}, type}, 1024).bytes()));
     CHECK(message(one({"t", {256}, 9}).bytes()) ==
           "x.gguf: tensor \"t\": type Q8_1 (9) is not supported");
-    CHECK(message(one({"t", {256}, 40}).bytes()) ==
-          "x.gguf: tensor \"t\": type NVFP4 (40) is not supported: NVIDIA's 4-bit floats, 16 of "
-          "which share an 8-bit float as their scale");
+    CHECK(
+        message(one({"t", {256}, 36}).bytes()) ==
+        "x.gguf: tensor \"t\": type I2_S (36) is not supported: only bitnet.cpp knows its layout; "
+        "TQ2_0 and TQ1_0 hold the same weights (convert the checkpoint, then quantize)");
     CHECK(message(one({"t", {256}, 99}).bytes()) == "x.gguf: tensor \"t\": unknown type 99");
     for (uint64_t offset : {uint64_t(1), uint64_t(16), uint64_t(32), uint64_t(1) << 40,
                             uint64_t(1) << 63, kMax - 31, kMax})

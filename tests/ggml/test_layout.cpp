@@ -34,6 +34,7 @@ const Halves kHalves[] = {
     {DType::IQ4_NL, {offsetof(BlockIQ4_NL, d)}},
     {DType::IQ4_XS, {offsetof(BlockIQ4_XS, d), offsetof(BlockIQ4_XS, scales_h)}},
     {DType::MXFP4, {}},
+    {DType::NVFP4, {}},
     {DType::IQ2_XXS, {offsetof(BlockIQ2_XXS, d)}},
     {DType::IQ2_XS, {offsetof(BlockIQ2_XS, d)}},
     {DType::IQ3_XXS, {offsetof(BlockIQ3_XXS, d)}},
@@ -110,7 +111,7 @@ void test_format(const Halves& format) {
 
 int main() {
     int formats = 0;
-    for (int i = 0; i <= int(DType::MXFP4); i++) formats += has_strips(DType(i));
+    for (int i = 0; i <= int(DType::NVFP4); i++) formats += has_strips(DType(i));
     CHECK(formats == int(std::size(kHalves)));
     for (const Halves& format : kHalves) test_format(format);
     return check::summary("layout");

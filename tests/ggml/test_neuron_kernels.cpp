@@ -96,7 +96,7 @@ void test_strip_bits(const cpu::Kernels& k, const Rows& rows, int64_t cols, cons
 // Sums of rows in tiles have the bits of those of rows as stored: for all rows of whole tiles, and
 // for some; and in a range of columns.
 void test_tiles(const cpu::Kernels& k, DType type, int64_t cols) {
-    const int64_t n = 40, nt = 5;
+    const int64_t n = 40, nt = 5, block = info(type).block;
     const Rows rows(type, n, cols, 1, false);
     const Tiled tiled(rows, cols, NeuronRows::Tiles::blocks);
     std::vector<int32_t> ids, first{0}, row;
@@ -108,20 +108,20 @@ void test_tiles(const cpu::Kernels& k, DType type, int64_t cols) {
         first.push_back(int32_t(row.size()));
     }
     const Floats h = normal(int64_t(row.size()));
-    const int64_t stride = rows.view.stride, at = info(type).size(kQ), last = cols - kQ;
+    const int64_t stride = rows.view.stride, at = info(type).bytes, last = cols - block;
     for (int64_t tokens : {int64_t(1), nt}) {
         const cpu::WeightedRows weighted{first.data(), row.data(), h.data()};
-        Floats sum = normal(tokens * cols), expected = sum, part(size_t(tokens * kQ), 0);
+        Floats sum = normal(tokens * cols), expected = sum, part(size_t(tokens * block), 0);
         k.tiled_add[int(type)](tiled.data.data(), stride, ids.data(), n, cols, weighted, tokens,
                                sum.data(), cols);
         k.stored_add[int(type)](rows.packed.data(), stride, ids.data(), n, cols, weighted, tokens,
                                 expected.data(), cols);
         CHECK(sum == expected);
         Floats same = part;
-        k.tiled_add[int(type)](tiled.data.data() + last / kQ * kStrip * at, stride, ids.data(), n,
-                               kQ, weighted, tokens, part.data(), kQ);
-        k.stored_add[int(type)](rows.packed.data() + last / kQ * at, stride, ids.data(), n, kQ,
-                                weighted, tokens, same.data(), kQ);
+        k.tiled_add[int(type)](tiled.data.data() + last / block * kStrip * at, stride, ids.data(),
+                               n, block, weighted, tokens, part.data(), block);
+        k.stored_add[int(type)](rows.packed.data() + last / block * at, stride, ids.data(), n,
+                                block, weighted, tokens, same.data(), block);
         CHECK(part == same);
     }
 }
@@ -145,7 +145,7 @@ void test_kernels(DType type, const char* isa, bool stored) {
         const int64_t n = 23;
         Rows rows(type, n, cols, 1, !stored);
         const int64_t nt = 5;
-        const bool plain = block && stored && info(type).block == kQ;
+        const bool plain = block && stored && info(type).block < kQK;
         const Tokens x(nt, cols, stored && !plain ? kQK : cols, block && !plain);
         const cpu::NeuronInput& in = x.in;
         const int32_t ids[] = {0, 3, 4, 5, 9, 11, 12, 17, 20, 21, 22}, tokens[] = {4, 0, 1, 2, 3};
@@ -243,12 +243,13 @@ int main() {
               DType::Q5_0,    DType::Q5_1,   DType::Q8_0,    DType::Q2_K,   DType::Q3_K,
               DType::Q4_K,    DType::Q5_K,   DType::Q6_K,    DType::IQ4_NL, DType::IQ4_XS,
               DType::IQ2_XXS, DType::IQ2_XS, DType::IQ3_XXS, DType::IQ1_S,  DType::IQ3_S,
-              DType::IQ2_S,   DType::IQ1_M,  DType::TQ1_0,   DType::TQ2_0,  DType::MXFP4}) {
+              DType::IQ2_S,   DType::IQ1_M,  DType::TQ1_0,   DType::TQ2_0,  DType::MXFP4,
+              DType::NVFP4}) {
             test_kernels(type, isas[i], false);
             if (info(type).is_quantised()) test_kernels(type, isas[i], true);
             test_many(type, isas[i]);
             const cpu::Kernels* const k = cpu::kernels_for(isas[i]);
-            for (int64_t cols : {32, 96, 352, 576}) {
+            for (int64_t cols : {32, 64, 96, 352, 576}) {
                 if (k && can_tile(type, cols)) test_tiles(*k, type, cols);
             }
         }

@@ -524,7 +524,7 @@ int main() {
                            DType::Q5_0,    DType::Q5_1,  DType::Q8_0,  DType::Q2_K,   DType::Q3_K,
                            DType::Q4_K,    DType::Q5_K,  DType::Q6_K,  DType::IQ4_NL, DType::IQ4_XS,
                            DType::IQ2_XXS, DType::IQ3_S, DType::IQ1_M, DType::TQ1_0,  DType::TQ2_0,
-                           DType::MXFP4};
+                           DType::MXFP4,   DType::NVFP4};
     std::vector<const char*> here;  // best first
     std::copy_if(isas, isas + n_isas, std::back_inserter(here), cpu::kernels_for);
     for (size_t i = 0; i < here.size(); i++) {
@@ -543,6 +543,8 @@ int main() {
             if (block == kQ) test({type, 2304, 96, Activation::gelu, false, false, 0});
             if (block == kQ) test({type, 2304, 96, Activation::relu, true, false, 0});
             if (block == kQ) test({type, 97, 256, Activation::gelu, true, false, 0});
+            if (block == 2 * kQ) test({type, 97, 704, Activation::silu, true, true, 0});
+            if (block == 2 * kQ) test({type, 2304, 192, Activation::gelu, false, false, 0});
             if (block == kQK) test({type, 97, 1280, Activation::relu, true, false, 0, DType::Q4_0});
         }
         for (Activation act :

@@ -344,7 +344,7 @@ inline void test_merge_experts() {
 inline void test_unfold() {
     for (DType type : kTypes) {
         for (int64_t rows : {1, 8, 21}) {
-            for (int64_t cols : {256, 288, 1280}) {
+            for (int64_t cols : {256, 288, 320, 1280}) {
                 if (!has_device_rows(type, cols)) continue;
                 Weights w(type, rows, cols);
                 for (uint8_t& byte : w.stored) byte = uint8_t(rng());

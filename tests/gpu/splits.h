@@ -69,6 +69,7 @@ inline Shape mixture(DType type) {
     Shape s;
     s.n_expert = 8, s.n_layer = 3, s.type = type, s.n_head_kv = 2;
     if (info(type).block == 256) s.n_embd = s.n_ff = 256, s.head_dim = 64;
+    if (info(type).block == 64) s.n_ff = 128;
     return s;
 }
 

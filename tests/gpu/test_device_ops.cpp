@@ -250,8 +250,7 @@ void test_products() {
         test_product(type, 4099, 256, {1});
     }
     for (DType type : kTypes) {
-        const bool small = info(type).block != kQK;
-        test_product(type, 10, small ? 288 : 256, {1, 3, 8, 11});
+        test_product(type, 10, few_columns(type), {1, 3, 8, 11});
         test_product(type, 67, 1280, {1, 3});
     }
     // Floats in groups of 8.
@@ -278,7 +277,7 @@ void test_products() {
 
 void test_tiles() {
     for (DType type : kTypes) {
-        test_product(type, 10, info(type).block == kQK ? 256 : 288, {67});
+        test_product(type, 10, few_columns(type), {67});
     }
     for (DType type :
          {DType::F16, DType::Q4_0, DType::Q4_1, DType::Q2_K, DType::Q4_K, DType::Q6_K}) {

@@ -93,7 +93,7 @@ void test_bits(DType type) {
 Shape in_rows(DType type, const char* activation = "relu") {
     Shape s = mixture(type);
     s.down_t = true, s.activation = activation;
-    if (info(type).block == 32) s.n_embd = 256, s.head_dim = 64;
+    if (info(type).block > 1) s.n_embd = 256, s.head_dim = 64;
     return s;
 }
 
@@ -347,11 +347,12 @@ int main(int argc, char** argv) {
     }
     // In the quick circle types with one kind of sum each.
     for (DType type : {DType::F16, DType::Q4_K, DType::MXFP4, DType::F32, DType::Q8_0, DType::Q4_0,
-                       DType::Q6_K}) {
+                       DType::Q6_K, DType::NVFP4}) {
         if (!full_circle() && type == DType::F32) break;
         test_bits(type);
     }
-    for (DType type : {DType::F16, DType::Q4_0, DType::Q8_0, DType::F32, DType::MXFP4}) {
+    for (DType type :
+         {DType::F16, DType::Q4_0, DType::Q8_0, DType::F32, DType::MXFP4, DType::NVFP4}) {
         if (!full_circle() && type == DType::F32) break;
         test_rows(in_rows(type));
     }

@@ -11,6 +11,7 @@
 
 #include "cuda/ops.h"
 #include "ggml/math.h"
+#include "ggml/random_blocks.h"
 #include "ggml/sketch.h"
 #include "gpu/device_arrays.h"
 #include "kernels/kernels.h"
@@ -61,18 +62,23 @@ inline double difference(const Floats& a, const Floats& b) {
 }
 constexpr double kRounding = 2e-5;
 
-const DType kTypes[] = {DType::F32,  DType::F16,    DType::BF16,   DType::Q4_0,
-                        DType::Q4_1, DType::Q5_0,   DType::Q5_1,   DType::Q8_0,
-                        DType::Q2_K, DType::Q3_K,   DType::Q4_K,   DType::Q5_K,
-                        DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS, DType::MXFP4};
+const DType kTypes[] = {DType::F32,   DType::F16,  DType::BF16, DType::Q4_0,   DType::Q4_1,
+                        DType::Q5_0,  DType::Q5_1, DType::Q8_0, DType::Q2_K,   DType::Q3_K,
+                        DType::Q4_K,  DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS,
+                        DType::MXFP4, DType::NVFP4};
+
+// Few columns of whole blocks, no power of two where these are small.
+inline int64_t few_columns(DType type) {
+    const int64_t block = info(type).block;
+    return block == kQK ? 256 : block > kQ ? 320 : 288;
+}
 
 // A matrix in both forms.
 struct Weights {
     Weights(DType type, int64_t rows, int64_t cols)
         : Weights(type, rows, cols, normal(rows * cols)) {}
     Weights(DType type, int64_t rows, int64_t cols, const Floats& source)
-        : bytes(info(type).size(cols)), stored(size_t(rows * bytes)) {
-        info(type).encode(source.data(), stored.data(), rows * cols);
+        : bytes(info(type).size(cols)), stored(random_blocks(type, source)) {
         pack(type, rows, cols);
         host = {type, Layout::rows, rows, cols, stored.data()};
     }

@@ -44,6 +44,8 @@ MADE = {
     # With biases of experts, sinks and an activation of its own.
     "gpt-oss": replace(SMALL, family="gpt-oss", type="Q8_0", down="Q8_0", seed=5),
     "single": replace(SMALL, family="llama", experts="single", seed=3),
+    # With factors of products, for experts one each.
+    "nvfp4": replace(SMALL, type="NVFP4", down="NVFP4", experts="fused", scaled=True, seed=6),
 }
 OF_OTHERS = (
     *(

@@ -6,14 +6,36 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import gguf
 import numpy as np
 from gguf import GGUFValueType
-from powerinfer_cpp.convert.formats import encode, format_by_name
+from powerinfer_cpp.convert.formats import Format, encode, format_by_name
 from powerinfer_cpp.convert.stored import Stored
 from powerinfer_cpp.convert.writer import Entry, array, float32, string, uint32, write_gguf
 
 TEMPLATE = """{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"""
 N_VOCAB = 512
+
+
+def floats(name: str, values: np.ndarray) -> Stored:
+    flat = np.ascontiguousarray(values, np.float32)
+    data = flat.reshape(-1, flat.shape[-1]).view(np.uint8)
+    fmt = format_by_name("F32")
+    return Stored(name, flat.shape, fmt, lambda a, b: data[a:b].reshape(-1))
+
+
+def nvfp4(values: np.ndarray) -> np.ndarray:
+    """Blocks near these values: the engine has no encoder for the format."""
+    halves = gguf.quants.NVFP4.ue4m3_to_fp32(np.arange(127, dtype=np.uint8))
+    groups = values.reshape(-1, 4, 16)
+    scale = np.searchsorted(halves, np.abs(groups).max(-1) / 12).clip(1, 126).astype(np.uint8)
+    sizes = np.abs(groups) / halves[scale][..., None]
+    levels = np.array(gguf.quants.NVFP4.kvalues[:8], dtype=np.float32)
+    codes = np.abs(sizes[..., None] - levels).argmin(-1).astype(np.uint8) | (groups < 0) * np.uint8(
+        8
+    )
+    bytes_of = codes[..., :8] | codes[..., 8:] << 4
+    return np.concatenate([scale, bytes_of.reshape(-1, 32)], axis=-1).reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -32,12 +54,16 @@ class Mixture:
     n_ff_shared: int = 0  # of an expert that every token computes, with a share of its own
     uneven: bool = False  # layers differ in experts and neurons, the first has no experts
     tied: bool = False  # the embedding is the head
+    scaled: bool = False  # a factor beside each matrix in blocks, for experts one each
+    scaled: bool = False  # a factor beside each matrix of a layer, for experts one each
     parts: int = 1  # files
     seed: int = 1
 
     def write(self, path: Path) -> Path:
         """Writes it, in parts beside `path`. The file to open."""
         tensors = list(self._tensors())
+        if self.scaled:
+            tensors += self._factors(tensors)
         if self.parts == 1:
             write_gguf(path, self.family, self._keys(), tensors)
             return path
@@ -63,21 +89,19 @@ class Mixture:
         # Experts have rows of a pool, each others: encoding all of them would take long.
         pools: dict[tuple[int, str], np.ndarray] = {}
 
-        def floats(name: str, values: np.ndarray) -> Stored:
-            flat = np.ascontiguousarray(values, np.float32)
-            data = flat.reshape(-1, flat.shape[-1]).view(np.uint8)
-            fmt = format_by_name("F32")
-            return Stored(name, flat.shape, fmt, lambda a, b: data[a:b].reshape(-1))
+        def blocks(fmt: Format, values: np.ndarray) -> np.ndarray:
+            data = nvfp4(values) if fmt.name == "NVFP4" else encode(fmt, values)
+            return data.reshape(len(values), -1)
 
         def matrix(name: str, shape: tuple[int, ...], kind: str, size: float = 1) -> Stored:
             cols, fmt = shape[-1], format_by_name(kind)
             if (cols, kind) not in pools:
                 values = rng.standard_normal((1024, cols), np.float32) / np.float32(np.sqrt(cols))
-                pools[cols, kind] = encode(fmt, values).reshape(1024, -1)
+                pools[cols, kind] = blocks(fmt, values)
             pool, n = pools[cols, kind], int(np.prod(shape[:-1]))
             if size != 1:
                 values = rng.standard_normal((n, cols), np.float32)
-                pool = encode(fmt, values * np.float32(size / np.sqrt(cols))).reshape(n, -1)
+                pool = blocks(fmt, values * np.float32(size / np.sqrt(cols)))
                 return Stored(name, shape, fmt, lambda a, b: pool[a:b].reshape(-1))
             ids = rng.integers(0, len(pool), n)
             return Stored(name, shape, fmt, lambda a, b: pool[ids[a:b]].reshape(-1))
@@ -133,6 +157,15 @@ class Mixture:
                     continue
                 for e in range(n_expert):
                     yield matrix(f"{blk}ffn_{name}.{e}.weight", shape, kind)
+
+    def _factors(self, tensors: list[Stored]) -> list[Stored]:
+        rng, found = np.random.default_rng(self.seed), []
+        for tensor in tensors:
+            if tensor.format.quantised and tensor.name != "token_embd.weight":
+                n = tensor.shape[0] if len(tensor.shape) == 3 else 1
+                name = tensor.name.removesuffix("weight") + "scale"
+                found.append(floats(name, rng.uniform(0.7, 1.5, n)))
+        return found
 
     def _experts(self, layer: int) -> int:
         if not self.uneven:

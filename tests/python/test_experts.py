@@ -36,6 +36,7 @@ MIXTURES = {
     "qwen3moe": Mixture(n_expert=16, n_used=5),
     "shared": Mixture("qwen2moe", n_ff_shared=512, uneven=True, n_expert=24),
     "gpt-oss": Mixture("gpt-oss", type="MXFP4", down="MXFP4"),
+    "nvfp4": Mixture("qwen2moe", type="NVFP4", down="NVFP4", n_ff_shared=256, scaled=True),
 }
 # Of the way from the least memory to all of it.
 NEAR_NOTHING, MIDDLE, NEAR_ALL = 0.0, 0.5, 0.97
@@ -109,7 +110,7 @@ def same(a: list[Any], b: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", pick(["parts", "smallthinker", "shared", "gpt-oss"], list(MIXTURES))
+    "name", pick(["parts", "smallthinker", "shared", "gpt-oss", "nvfp4"], list(MIXTURES))
 )
 def test_llama(file: Callable[[str], Path], name: str) -> None:
     path = file(name)

@@ -1,4 +1,4 @@
-"""IQ1, IQ2 and IQ3: formats that are read and computed, but not written."""
+"""IQ1, IQ2, IQ3 and NVFP4: formats that are read and computed, but not written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import reference
 from circles import pick
 from families import GOLDEN, TOKENS, falcon_weights, quiet, smallthinker
-from gguf_files import changed, values
+from gguf_files import changed, raw, values
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.convert.formats import decode, encode, format_by_name
 from powerinfer_cpp.quantize import quantize
@@ -26,6 +26,7 @@ from powerinfer_cpp.quantize import quantize
 from powerinfer_cpp import Llama, OutOfMemoryError
 
 GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ3_S", "IQ2_S", "IQ1_M")
+UNWRITTEN = (*GRIDS, "NVFP4")
 
 
 def gguf_decode(name: str, blocks: np.ndarray) -> np.ndarray:
@@ -35,6 +36,10 @@ def gguf_decode(name: str, blocks: np.ndarray) -> np.ndarray:
 
 def set_scales(name: str, blocks: np.ndarray, d: float) -> None:
     """Blocks with this scale, [..., bytes of a block]."""
+    if name == "NVFP4":  # four of each block, of eight bits: 2 d or less
+        most = (int(np.float16(2 * d).view(np.uint16)) >> 7 & 255) - 64
+        blocks[..., :4] = np.maximum(most - (blocks[..., :4] % 16).astype(int), 0)
+        return
     if name != "IQ1_M":
         blocks[..., :2] = np.array([d], dtype=np.float16).view(np.uint8)
         return
@@ -53,7 +58,7 @@ def random_rows(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return blocks.reshape(*shape[:-1], -1)
 
 
-@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("name", UNWRITTEN)
 def test_decoder(name: str) -> None:
     format = format_by_name(name)
     blocks = np.random.default_rng(3).integers(0, 256, (3000, format.block_bytes), dtype=np.uint8)
@@ -63,7 +68,7 @@ def test_decoder(name: str) -> None:
     assert (np.isnan(ours) == np.isnan(theirs)).all()
 
 
-@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("name", UNWRITTEN)
 def test_no_encoder(name: str, in_f32: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"{name} can be read, but not written"):
         encode(format_by_name(name), np.zeros(256, dtype=np.float32))
@@ -84,10 +89,13 @@ def in_f32(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     cfg |= {"hidden_size": 256, "ffn_hidden_size": 512}
     checkpoints.save(folder / "falcon", cfg, falcon_weights(cfg))
     (folder / "falcon" / "tokenizer.model").write_bytes((GOLDEN / "tokenizer.model").read_bytes())
-    return {
+    made = {
         path.name: convert(path, outtype="f32", outfile=folder / f"{path.name}.gguf", log=quiet)
         for path in sorted(folder.iterdir())
     }
+    matrices = folder / "matrices.gguf"
+    options: dict[str, Any] = {"outtype": "f32", "dense": True, "log": quiet}
+    return made | {"matrices": convert(folder / "smallthinker", outfile=matrices, **options)}
 
 
 def in_format(name: str, source: Path, target: Path) -> Path:
@@ -100,7 +108,29 @@ def in_format(name: str, source: Path, target: Path) -> Path:
         assert data.shape[-1] % 256 == 0
         return random_rows(name, data.shape, len(tensor)), types
 
-    return changed(source, target, tensors=blocks)
+    return changed(source, target, tensors=blocks, added=factors(source) if name == "NVFP4" else {})
+
+
+def factors(source: Path) -> dict[str, np.ndarray]:
+    """NAME.scale for matrices that are no rows of neurons: a number, or one for each expert."""
+    held, rng = values(source), np.random.default_rng(2)
+    by_rows = any("ffn_down_t" in name for name in held)
+    found = {}
+    for name, data in held.items():
+        if data.ndim == 1 or "token_embd" in name or (by_rows and "ffn" in name):
+            continue
+        n = len(data) if data.ndim == 3 else 1
+        found[name.removesuffix("weight") + "scale"] = rng.uniform(0.5, 2, n).astype(np.float32)
+    return found
+
+
+def decoded(path: Path) -> dict[str, np.ndarray]:
+    """Every tensor, with the factors of products in the matrices."""
+    held = values(path)
+    for name in [name for name in held if name.endswith(".scale")]:
+        factor, weight = held.pop(name), name.removesuffix("scale") + "weight"
+        held[weight] = held[weight] * factor.reshape(-1, *[1] * (held[weight].ndim - 1))
+    return held
 
 
 OPTIONS: dict[str, Any] = {
@@ -120,16 +150,17 @@ def logits(path: Path, n_threads: int = 2, **more: Any) -> np.ndarray:
 
 # In the quick circle one of both for each format.
 MODELS = pick(
-    list(zip(GRIDS, itertools.cycle(("smallthinker", "falcon")))),
-    list(itertools.product(GRIDS, ("falcon", "smallthinker"))),
+    list(zip(UNWRITTEN, itertools.cycle(("smallthinker", "falcon")))),
+    list(itertools.product(UNWRITTEN, ("falcon", "smallthinker"))),
 )
+MODELS.append(("NVFP4", "matrices"))
 
 
 @pytest.mark.parametrize(("name", "model"), MODELS)
 def test_models(name: str, model: str, in_f32: dict[str, Path], tmp_path: Path) -> None:
     path = in_format(name, in_f32[model], tmp_path / "q.gguf")
-    held = values(path)
-    plain = changed(path, tmp_path / "f32.gguf", tensors=lambda tensor, _data: held[tensor])
+    held = decoded(path)
+    plain = changed(path, tmp_path / "f32.gguf", tensors=lambda tensor, _data: held.get(tensor))
     found, want = logits(path), logits(plain).astype(np.float64)
     # Products round their inputs to 8 bits, as in test_family_formats.py.
     assert reference.relative_error(found.astype(np.float64), want) < 5e-2
@@ -141,7 +172,20 @@ def test_models(name: str, model: str, in_f32: dict[str, Path], tmp_path: Path) 
     assert reference.relative_error(found.astype(np.float64), np.load(out)) < 2e-2
 
 
-@pytest.mark.parametrize("name", pick(["IQ1_M"], ["IQ2_XXS", "IQ3_S", "IQ1_M"]))
+def test_factors_of_nvfp4_are_converted(in_f32: dict[str, Path], tmp_path: Path) -> None:
+    """Matrices stay as they are; rows of neurons have them in their weights, in Q8_0."""
+    path = in_format("NVFP4", in_f32["matrices"], tmp_path / "q.gguf")
+    same = convert(path, outfile=tmp_path / "same.gguf", dense=True, log=quiet)
+    assert raw(same) == raw(path)
+    rows = convert(path, outfile=tmp_path / "rows.gguf", log=quiet)
+    types = {name: kind for name, (kind, _, _) in raw(rows).items()}
+    assert not any(name.endswith("_exps.scale") for name in types)
+    assert types["blk.0.ffn_up_exps.weight"] == types["blk.0.ffn_down_t_exps.weight"] == "Q8_0"
+    assert types["blk.0.attn_q.weight"] == "NVFP4" and types["blk.0.attn_q.scale"] == "F32"
+    assert reference.relative_error(logits(rows).astype(np.float64), logits(path)) < 5e-2
+
+
+@pytest.mark.parametrize("name", pick(["IQ1_M", "NVFP4"], ["IQ2_XXS", "IQ3_S", "IQ1_M", "NVFP4"]))
 def test_experts_from_disk(name: str, tmp_path: Path) -> None:
     cfg = {"hidden_size": 256, "moe_ffn_hidden_size": 512, "head_dim": 64, "num_hidden_layers": 4}
     cfg |= {"rope_layout": [1] * 4, "sliding_window_layout": [0] * 4}

@@ -132,6 +132,15 @@ struct BlockMXFP4 {
 };
 static_assert(sizeof(BlockMXFP4) == 17);
 
+// The same table, 4 groups of 16 (NVFP4): w = (kE2M1[q] - 16) * half_e4m3(d[g]). Bytes 8 g .. 8 g +
+// 7 of qs belong to group g: byte i of these holds weight i in its low and weight i + 8 in its high
+// nibble.
+struct BlockNVFP4 {
+    uint8_t d[4];
+    uint8_t qs[kQ];
+};
+static_assert(sizeof(BlockNVFP4) == 36);
+
 // IQ1, IQ2 and IQ3, 8 groups of 32. A group's indices choose entries of a table (a grid, see
 // grids.h), each of which gives eight weights, or four in IQ3. Their magnitudes are multiplied by
 // signs: bit i of a byte of signs belongs to weight i of eight. Where eight weights have only seven
@@ -233,7 +242,8 @@ static_assert(sizeof(BlockTQ1_0) == 54);
     FORMAT(Q5_1, q5_1, kQ, true, 0)      \
     FORMAT(Q8_0, q8_0, kQ, false, 0)     \
     FORMAT(IQ4_NL, iq4_nl, kQ, false, 0) \
-    FORMAT(MXFP4, mxfp4, kQ, false, 16)
+    FORMAT(MXFP4, mxfp4, kQ, false, 16)  \
+    FORMAT(NVFP4, nvfp4, 2 * kQ, false, 16)
 #define GGML_K_FORMATS(FORMAT)         \
     FORMAT(Q2_K, q2_k, kQK, true, 0)   \
     FORMAT(Q3_K, q3_k, kQK, false, 4)  \
@@ -283,6 +293,17 @@ inline uint32_t float_to_bits(float f) {
 }
 [[gnu::always_inline]] inline float power_of_two(uint8_t e) {
     return bits_to_float(power_bits(e));
+}
+
+// Half of an E4M3 without a sign, the scale of 16 weights of NVFP4: bit 7 counts for nothing, and
+// 127, a NaN, is 0. e4m3_bits(e) * kHalfE4M3, where the bits of E4M3 begin a float whose exponent
+// is too small; a subnormal is one, too.
+[[gnu::always_inline]] constexpr uint32_t e4m3_bits(uint8_t e) {
+    return e == 127 ? 0 : uint32_t(e & 127) << 20;
+}
+constexpr float kHalfE4M3 = 0x1p119f;
+[[gnu::always_inline]] inline float half_e4m3(uint8_t e) {
+    return bits_to_float(e4m3_bits(e)) * kHalfE4M3;
 }
 
 // Rounds to nearest even; NaN stays NaN.

@@ -35,6 +35,7 @@ enum class DType : uint32_t {
     TQ1_0 = 34,
     TQ2_0 = 35,
     MXFP4 = 39,
+    NVFP4 = 40,
 };
 
 struct DTypeInfo {
@@ -43,7 +44,7 @@ struct DTypeInfo {
     int64_t block;  // elements in a block
     int64_t bytes;  // bytes of a block
     // Reference codecs for n elements; n must be a multiple of block. Null for integer types;
-    // IQ1, IQ2 and IQ3 have no encoder.
+    // IQ1, IQ2, IQ3 and NVFP4 have no encoder.
     void (*decode)(const void* src, float* dst, int64_t n);
     void (*encode)(const float* src, void* dst, int64_t n);
     // The same, with weights of the squared errors: importance, [n], finite and not negative. Null

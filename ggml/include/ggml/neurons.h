@@ -24,11 +24,11 @@ namespace ggml {
 // `row_at`, row n starts at data + row_at[n] * stride: rows that come from storage lie where there
 // was room.
 struct NeuronRows {
-    // Where all neurons are computed for every token, rows of blocks of 32 that cannot be folded
-    // lie in tiles of kStrip rows, which are read in order: tile t starts at data + t * kStrip *
-    // stride. Products have strips (pack_strip). In tiles of blocks, which are for sums, the first
-    // blocks of the eight rows lie side by side, then the second ones, and so on. There is no
-    // `row_at` then.
+    // Where all neurons are computed for every token, rows of blocks of 32 or 64 that cannot be
+    // folded lie in tiles of kStrip rows, which are read in order: tile t starts at data + t *
+    // kStrip * stride. Products have strips (pack_strip). In tiles of blocks, which are for sums,
+    // the first blocks of the eight rows lie side by side, then the second ones, and so on. There
+    // is no `row_at` then.
     enum class Tiles : uint8_t { none, strips, blocks };
 
     DType type = DType::F32;

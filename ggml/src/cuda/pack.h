@@ -81,6 +81,20 @@ GGML_BOTH inline void take_plain(const From& block, PackedGroup& to) {
     }
 }
 
+// Those of NVFP4 have 16 weights in 8 bytes: the low nibbles of both halves of group g, and the
+// high ones.
+template <typename From>
+GGML_BOTH inline void take_halves(const From& block, int g, PackedGroup& to) {
+    constexpr uint32_t low = 15 * kOnes, high = 240 * kOnes;
+    for (int k = 0; k < 2; k++) {
+        const size_t at = offsetof(BlockNVFP4, qs) + size_t(16 * g + 4 * k);
+        const uint32_t first = block.word(at), second = block.word(at + 8);
+        to.low[k] = (first & low) | (second & low) << 4;
+        to.low[k + 2] = (first & high) >> 4 | (second & high);
+    }
+    to.scale = block.word(0) >> 16 * g & 0xffff;
+}
+
 // The codes of group g of a block of 256, four in a word (blocks.h, formats/parts.h).
 template <DType type, typename From>
 GGML_BOTH inline void take_codes(const From& block, int g, uint32_t (&codes)[8]) {
@@ -143,6 +157,8 @@ GGML_BOTH inline PackedGroup pack_group(const From& block, int g) {
     PackedGroup to = {};
     if constexpr (BlockOf<type>::weights == kQ) {
         planes::take_plain<type>(block, to);
+    } else if constexpr (type == DType::NVFP4) {
+        planes::take_halves(block, g, to);
     } else {
         using Block = typename BlockOf<type>::Block;
         uint32_t codes[8];

@@ -9,7 +9,7 @@
 //          bits 2 s of byte i hold weight 8 s + i
 //   high   what is above them: 4 bytes (bit i is of weight i) or 8 (2 bits, as in low), or none
 //   scale  what scales a group: one or two halves d, m; or one or two bytes, per 16 or 32 weights
-//          (of MXFP4 the exponent)
+//          (of MXFP4 the exponent, of NVFP4 an E4M3)
 //   super  halves d, or d and dmin, per 256 weights
 //
 // and w[i] = d * q[i] + m with d and m from scale and super (rows.h). A row of floats stays as it
@@ -35,6 +35,8 @@ constexpr PlaneBytes plane_bytes(DType type) {
             return {16, 0, 2, 0};
         case DType::MXFP4:
             return {16, 0, 1, 0};
+        case DType::NVFP4:
+            return {16, 0, 2, 0};
         case DType::Q4_1:
             return {16, 0, 4, 0};
         case DType::Q5_0:

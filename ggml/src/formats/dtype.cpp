@@ -47,6 +47,7 @@ constexpr DTypeInfo kTypes[] = {
     {DType::I32, "I32", 1, 4, nullptr, nullptr},
     {DType::BF16, "BF16", 1, 2, decode_bf16, encode_bf16},
     ROW(MXFP4, encode_mxfp4),
+    ROW(NVFP4, nullptr),
 };
 #undef ROW
 

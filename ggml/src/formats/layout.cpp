@@ -40,6 +40,7 @@ constexpr Members kFormats[] = {
     {DType::IQ4_NL, {kHalf, {16, 4}}},
     {DType::IQ4_XS, {kHalf, kHalf, {4, 4}, {128, 4}}},
     {DType::MXFP4, {kByte, {16, 4}}},
+    {DType::NVFP4, {{4, 4}, {32, 4}}},
     {DType::IQ2_XXS, {kHalf, {64, 4}}},
     {DType::IQ2_XS, {kHalf, {64, 4}, {8, 4}}},
     {DType::IQ3_XXS, {kHalf, {64, 4}, {32, 4}}},
@@ -250,7 +251,8 @@ void fold_row(DType type, const uint8_t* row, int64_t cols, uint8_t* folded) {
 }
 
 bool can_tile(DType type, int64_t cols) {
-    return has_strips(type) && info(type).block == kQ && cols % kQ == 0 && !can_fold(type, cols);
+    const int64_t block = info(type).block;
+    return has_strips(type) && block < kQK && cols % block == 0 && !can_fold(type, cols);
 }
 
 void pack_tile(DType type, NeuronRows::Tiles tiles, const uint8_t* rows, int64_t cols,

@@ -14,12 +14,12 @@ namespace ggml {
 // w[i] = d * scale[i / 16] * q[i] + m * min[i / 16]; the second term only if has_min.
 struct Parts {
     float d = 0, m = 0;
-    int16_t scale[kQK / 16];
+    float scale[kQK / 16];  // integers, but of NVFP4
     int16_t min[kQK / 16];
     int8_t q[kQK];
 };
 
-// w[i] = d * scale[i / 16] * (code[i] - bias); of IQ4 and MXFP4 the code is a table's entry.
+// w[i] = d * scale[i / 16] * (code[i] - bias); of IQ4, MXFP4 and NVFP4 the code is a table's entry.
 template <typename Block>
 struct BlockTraits;
 #define TRAITS(name, suffix, n, min, offset)          \
@@ -98,6 +98,10 @@ inline void codes(const BlockMXFP4& b, uint8_t* q) {
     nibbles<16>(b.qs, q);
     for (int i = 0; i < kQ; i++) q[i] = uint8_t(kE2M1[q[i]]);
 }
+inline void codes(const BlockNVFP4& b, uint8_t* q) {
+    for (int g = 0; g < 4; g++) nibbles<8>(b.qs + 8 * g, q + 16 * g);
+    for (int i = 0; i < 2 * kQ; i++) q[i] = uint8_t(kE2M1[q[i]]);
+}
 inline void codes(const BlockQ8_0& b, uint8_t* q) {
     std::memcpy(q, b.qs, kQ);
 }
@@ -140,56 +144,61 @@ inline void codes(const BlockIQ4_XS& b, uint8_t* q) {
     for (int g = 0; g < kQK / kQ; g++) nibbles<16>(b.qs + 16 * g, q + kQ * g);
 }
 
-// ---- scales: integers per 16 weights; `min` only if the format has mins -----------------------
+// ---- scales: numbers per 16 weights; `min` only if the format has mins -----------------------
 
 // Blocks of 32 and ternary ones have none.
 template <typename Block>
-inline void scales(const Block&, int16_t* scale, int16_t* min) {
-    for (int g = 0; g < BlockTraits<Block>::size / 16; g++) scale[g] = min[g] = 1;
+inline void scales(const Block&, float* scale, int16_t* min) {
+    for (int g = 0; g < BlockTraits<Block>::size / 16; g++) scale[g] = float(min[g] = 1);
 }
-inline void scales(const BlockQ2_K& b, int16_t* scale, int16_t* min) {
+inline void scales(const BlockNVFP4& b, float* scale, int16_t*) {
+    for (int g = 0; g < 4; g++) scale[g] = half_e4m3(b.d[g]);
+}
+inline void scales(const BlockQ2_K& b, float* scale, int16_t* min) {
     for (int g = 0; g < kQK / 16; g++) {
-        scale[g] = b.scales[g] & 15;
+        scale[g] = float(b.scales[g] & 15);
         min[g] = b.scales[g] >> 4;
     }
 }
-inline void scales(const BlockQ3_K& b, int16_t* scale, int16_t*) {
+inline void scales(const BlockQ3_K& b, float* scale, int16_t*) {
     for (int g = 0; g < kQK / 16; g++) {
         const int low = b.scales[g % 8] >> g / 8 * 4 & 15, high = b.scales[8 + g % 4] >> g / 4 * 2;
-        scale[g] = int16_t((low | (high & 3) << 4) - 32);
+        scale[g] = float((low | (high & 3) << 4) - 32);
     }
 }
 // Q4_K and Q5_K. Each one covers two groups of 16.
-inline void six_bits(const uint8_t* packed, int16_t* scale, int16_t* min) {
+inline void six_bits(const uint8_t* packed, float* scale, int16_t* min) {
     const GroupFactors f = group_factors(packed);
     for (int g = 0; g < kQK / 16; g++) {
-        scale[g] = f.scales >> g / 2 * 8 & 255;
+        scale[g] = float(f.scales >> g / 2 * 8 & 255);
         min[g] = f.mins >> g / 2 * 8 & 255;
     }
 }
-inline void scales(const BlockQ4_K& b, int16_t* scale, int16_t* min) {
+inline void scales(const BlockQ4_K& b, float* scale, int16_t* min) {
     six_bits(b.scales, scale, min);
 }
-inline void scales(const BlockQ5_K& b, int16_t* scale, int16_t* min) {
+inline void scales(const BlockQ5_K& b, float* scale, int16_t* min) {
     six_bits(b.scales, scale, min);
 }
-inline void scales(const BlockQ6_K& b, int16_t* scale, int16_t*) {
-    for (int g = 0; g < kQK / 16; g++) scale[g] = b.scales[g];
+inline void scales(const BlockQ6_K& b, float* scale, int16_t*) {
+    for (int g = 0; g < kQK / 16; g++) scale[g] = float(b.scales[g]);
 }
-inline void scales(const BlockIQ4_XS& b, int16_t* scale, int16_t*) {
+inline void scales(const BlockIQ4_XS& b, float* scale, int16_t*) {
     for (int g = 0; g < kQK / 16; g++) {
         const int low = b.scales_l[g / 4] >> g / 2 % 2 * 4 & 15, high = b.scales_h >> g / 2 * 2 & 3;
-        scale[g] = int16_t((low | high << 4) - 32);
+        scale[g] = float((low | high << 4) - 32);
     }
 }
 
 // ---- all of it -------------------------------------------------------------------------------
 
-// The scale of all weights of a block.
+// The scale of all weights of a block; 1 if it has none.
 template <typename Block>
 inline float scale_of(const Block& b) {
     if constexpr (kHasPower<Block>) {
         return power_of_two(b.e);
+    } else if constexpr (std::is_same_v<Block, BlockNVFP4>) {
+        return 1;
     } else {
         return f16_to_f32(b.d);
     }
@@ -203,7 +212,7 @@ void take_grids_apart(const Block& block, Parts& p) {
     for (int g = 0; g < kQK / kQ; g++) {
         for (int h = 0; h < 2; h++) {
             const uint32_t scale = Grid::scales(block, g) >> scale_at<Grid>(h) & kScaleMask<Grid>;
-            p.scale[2 * g + h] = int16_t(2 * scale + 1);
+            p.scale[2 * g + h] = float(2 * scale + 1);
         }
         const uint32_t signs = sign_bits<Grid>(block, g);
         for (int i = 0; i < kQ; i++) {
@@ -253,7 +262,7 @@ void decode(const void* src, float* dst, int64_t n) {
         std::memcpy(&block, from + b * int64_t(sizeof(block)), sizeof(block));
         take_apart(block, p);
         for (int g = 0; g < Traits::size / 16; g++) {
-            const float scale = p.d * float(p.scale[g]);
+            const float scale = p.d * p.scale[g];
             const float min = Traits::has_min ? p.m * float(p.min[g]) : 0.0f;
             for (int i = 16 * g; i < 16 * g + 16; i++) {
                 const float value = scale * float(p.q[i]);

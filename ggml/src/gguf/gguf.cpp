@@ -73,7 +73,6 @@ const PublicType* public_type(uint32_t id) {
         {36, "I2_S",
          ": only bitnet.cpp knows its layout; TQ2_0 and TQ1_0 hold the same weights (convert the "
          "checkpoint, then quantize)"},
-        {40, "NVFP4", ": NVIDIA's 4-bit floats, 16 of which share an 8-bit float as their scale"},
         {41, "Q1_0"},
     };
     for (const PublicType& type : types) {

@@ -1,10 +1,10 @@
-// Weighted sums of neuron rows with blocks of 32 as stored (stored_add) and in tiles (tiled_add),
-// for registers of any width.
+// Weighted sums of neuron rows with blocks of 32 or 64 as stored (stored_add) and in tiles
+// (tiled_add), for registers of any width.
 //
 // Before it is included, the namespace has: Floats, a register of kWide floats, with load_f32,
 // store, splat and add_product; kTogether and kFewer, tokens that share loads of values; and
-// decode_plain<F>(row, at, values), which decodes the block `at` bytes into a row without the scale
-// that all of its weights share, and returns that scale.
+// decode_plain<F>(row, at, j, values), which decodes 32 columns j of the block `at` bytes into a
+// row without the scale that all of them share, and returns that scale.
 #pragma once
 
 #include "ggml/blocks.h"
@@ -12,7 +12,18 @@
 
 namespace ggml::cpu::GGML_ISA {
 
-constexpr int kParts = kQ / kWide;  // registers of a block
+constexpr int kParts = kQ / kWide;  // registers of 32 columns
+
+// Calls body(c, at, j) for each 32 columns of a row: they begin at column c, and are columns j of
+// the block `at` bytes into the row.
+template <typename F, int apart, typename Body>
+[[gnu::always_inline]] inline void for_columns(int64_t cols, const Body& body) {
+    constexpr int64_t size = apart * int64_t(sizeof(typename F::Block));
+    constexpr int n = BlockTraits<typename F::Block>::size / kQ;
+    for (int64_t c = 0, at = 0; c < cols; at += size) {
+        for (int j = 0; j < n; j++, c += kQ) body(c, at, j);
+    }
+}
 
 // For one token: R rows at a time share loads and stores of y. A row's blocks are `apart` blocks
 // apart: 1, or kStrip in tiles.
@@ -20,7 +31,7 @@ template <typename F, int apart, int R>
 void add_plain_tile(const uint8_t* const* rows, const uint8_t* const* ahead, const float* h,
                     float* y, int64_t cols) {
     constexpr int64_t size = sizeof(typename F::Block);
-    for (int64_t c = 0, at = 0; c < cols; c += kQ, at += apart * size) {
+    for_columns<F, apart>(cols, [&](int64_t c, int64_t at, int j) {
         if constexpr (apart == 1) {
             for (int r = 0; r < R && at % 64 < size; r++) __builtin_prefetch(ahead[r] + at, 0, 2);
         }
@@ -28,11 +39,11 @@ void add_plain_tile(const uint8_t* const* rows, const uint8_t* const* ahead, con
         for (int i = 0; i < kParts; i++) sum[i] = load_f32(y + c + kWide * i);
         for (int r = 0; r < R; r++) {
             Floats values[kParts];
-            const Floats factor = splat(h[r] * decode_plain<F>(rows[r], at, values));
+            const Floats factor = splat(h[r] * decode_plain<F>(rows[r], at, j, values));
             for (int i = 0; i < kParts; i++) sum[i] = add_product(sum[i], factor, values[i]);
         }
         for (int i = 0; i < kParts; i++) store(y + c + kWide * i, sum[i]);
-    }
+    });
 }
 
 // 32 columns of up to kMostRows rows, for several tokens. They stay in the L1 cache.
@@ -85,11 +96,10 @@ void add_plain_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols,
     PlainPiece piece;
     float factors[kTogether * kMostRows];
     const bool all = weighted.first[nt] - weighted.first[0] == n * nt;
-    for (int64_t c = 0, at = 0; c < cols;
-         c += kQ, at += apart * int64_t(sizeof(typename F::Block))) {
+    for_columns<F, apart>(cols, [&](int64_t c, int64_t at, int j) {
         for (int64_t r = 0; r < n; r++) {
             Floats values[kParts];
-            piece.scale[r] = decode_plain<F>(rows[r], at, values);
+            piece.scale[r] = decode_plain<F>(rows[r], at, j, values);
             for (int i = 0; i < kParts; i++) store(piece.values[r] + kWide * i, values[i]);
         }
         int64_t t = 0;
@@ -112,7 +122,7 @@ void add_plain_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols,
                 add_listed(piece, weighted.row + begin, weighted.h + begin, count, y + t * ldy + c);
             }
         }
-    }
+    });
 }
 
 template <typename F, int apart>

@@ -55,7 +55,8 @@
 // one of the two forms of 32 activations in strip.h.
 //   products32<bits>(w, x)                    32 columns with unsigned weights of so many bits
 //   products32<bits>(w, x, factor)            times an integer factor of each lane
-//   products16<sums, v>(w, x, factor)         16 columns from group v on; so many 16-bit sums fit
+//   products16<sums, v>(w, x, factor)         16 columns from group v on; so many 16-bit sums fit.
+//                                             The factor is 1 where it is left out
 //   signed_products32(w, x, sum8, sums)       32 columns x(t) of several tokens t with signed
 //                                             weights, which are w(v) for group v; sum8(t) is 8
 //                                             times the sum of the columns

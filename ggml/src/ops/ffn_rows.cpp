@@ -356,7 +356,8 @@ NeuronScratch::NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_
         carver.take(t.tokens, {kMostRows, max_rows});
         carver.take(t.out, {kMostRows, max_rows});
         carver.take(t.line, {max_rows});
-        if (cols % kQK) carver.take(t.strips, {cpu::kPacked, info(DType::Q8_0).size(cols)});
+        if (cols % (kStrip * 2 * kQ))
+            carver.take(t.strips, {cpu::kPacked, info(DType::Q8_0).size(cols)});
     }
 }
 

@@ -25,7 +25,8 @@ F kernel_for(const NeuronRows& rows, const F* folded, const F* stored) {
 constexpr int64_t kFewest = 4, kTokens = 64;
 
 bool can_pack(const NeuronRows& rows) {
-    return !rows.folded && info(rows.type).block == kQ;
+    const DTypeInfo& format = info(rows.type);
+    return !rows.folded && format.is_quantised() && format.block < kQK;
 }
 
 // As many of the first n tokens are neighbours.

@@ -255,11 +255,12 @@ __global__ void expert_values_kernel(DeviceNeurons w, DeviceChoice choice, Devic
     if (i == 0) atomicAdd(counts.proposed, (unsigned long long)w.n);
 }
 
-// Have the weights of a type a minimum? Then the CPU decodes them, and multiplies them with h; else
-// it multiplies the scale with h, and the product with what the scale belongs to.
-constexpr bool has_minimum(DType type) {
+// Have the weights of a type a minimum, or are they NVFP4's? Then the CPU decodes them, and
+// multiplies them with h; else it multiplies the scale with h, and the product with what the scale
+// belongs to.
+constexpr bool are_decoded(DType type) {
     const PlaneBytes bytes = plane_bytes(type);
-    return bytes.super == 4 || (bytes.super == 0 && bytes.scale == 4);
+    return bytes.super == 4 || (bytes.super == 0 && bytes.scale == 4) || type == DType::NVFP4;
 }
 
 // sum += h * the group of columns c0 of a row.
@@ -275,7 +276,7 @@ __device__ inline void add_group(const uint8_t* row, int cols, int c0, float h, 
         const Group g = load_group<type>(row, PlaneOffsets(plane_bytes(type), cols), c0 / kQ);
         const float factor[2] = {h * g.d[0], h * g.d[1]};
         for (int c = 0; c < kQ; c++) {
-            if constexpr (has_minimum(type)) {
+            if constexpr (are_decoded(type)) {
                 sum[c] = fmaf(h, group_value<type>(g, c), sum[c]);
             } else {
                 const unsigned byte = g.words[c / 4] >> c % 4 * 8 & 255;

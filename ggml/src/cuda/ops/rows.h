@@ -31,7 +31,8 @@ struct StoredGroup {
 };
 
 // What scales a group: w = d * scale[i / 16] * (q - bias) + m * min[i / 16], without scale and min
-// where a group has just d, or d and m. `m` is what blocks store: K-quants subtract it.
+// where a group has just d, or d and m. `m` is what blocks store: K-quants subtract it. Of NVFP4 d
+// belongs to the first 16 weights and m to the others.
 struct GroupScales {
     float d, m;
     int scale[2], min[2];
@@ -39,14 +40,16 @@ struct GroupScales {
 
 // Are quants entries of a table?
 constexpr bool has_table(DType type) {
-    return type == DType::IQ4_NL || type == DType::IQ4_XS || type == DType::MXFP4;
+    return type == DType::IQ4_NL || type == DType::IQ4_XS || type == DType::MXFP4 ||
+           type == DType::NVFP4;
 }
 
 // Four neighbouring entries of a type's table, less its bias, as bytes of a word.
 constexpr unsigned table_word(DType type, int i) {
     unsigned word = 0;
     for (int k = 3; k >= 0; k--) {
-        word = word << 8 | uint8_t(type == DType::MXFP4 ? kE2M1[i + k] - 16 : kIQ4[i + k]);
+        const bool e2m1 = type == DType::MXFP4 || type == DType::NVFP4;
+        word = word << 8 | uint8_t(e2m1 ? kE2M1[i + k] - 16 : kIQ4[i + k]);
     }
     return word;
 }
@@ -75,7 +78,8 @@ __device__ inline unsigned spread_bits(unsigned bits, int k, int to) {
 
 // Does one scale (and offset) serve all 32 weights of a group?
 constexpr bool has_one_scale(DType type) {
-    return type != DType::Q2_K && type != DType::Q3_K && type != DType::Q6_K;
+    return type != DType::Q2_K && type != DType::Q3_K && type != DType::Q6_K &&
+           type != DType::NVFP4;
 }
 
 // What is subtracted from quants.
@@ -154,6 +158,9 @@ __device__ inline GroupScales scales(const StoredGroup& g) {
     GroupScales s = {};
     if constexpr (type == DType::MXFP4) {
         s.d = math::bits_as<float>(power_bits(uint8_t(g.scale)));
+    } else if constexpr (type == DType::NVFP4) {
+        s.d = math::bits_as<float>(e4m3_bits(uint8_t(g.scale))) * kHalfE4M3;
+        s.m = math::bits_as<float>(e4m3_bits(uint8_t(g.scale >> 8))) * kHalfE4M3;
     } else if constexpr (bytes.super == 0) {  // one or two halves
         s.d = half_to_float(f16_t(g.scale));
         if constexpr (bytes.scale == 4) s.m = half_to_float(f16_t(g.scale >> 16));
@@ -183,7 +190,9 @@ __device__ inline Group load_group(const uint8_t* row, const PlaneOffsets& at, i
     Group g;
     quants<type>(stored, g.words);
     for (int half = 0; half < 2; half++) {
-        g.d[half] = bytes.super ? s.d * float(s.scale[half]) : s.d;
+        g.d[half] = bytes.super                         ? s.d * float(s.scale[half])
+                    : type == DType::NVFP4 && half == 1 ? s.m
+                                                        : s.d;
         g.m[half] = bytes.super == 4   ? -(s.m * float(s.min[half]))
                     : bytes.scale == 4 ? s.m
                                        : g.d[half] * float(-quant_bias(type));

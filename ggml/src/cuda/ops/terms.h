@@ -5,6 +5,8 @@
 // additions to the float are a chain. So lanes make terms of groups, and a chain adds them:
 //
 //   scaled      sum += (d * x.d) * integer
+//   halves      sum += x.d * (d * integer + other d * other integer), of 16 weights each; either
+//               product is exact
 //   with_min    the same, then sum += m * (x.d * sum of x)
 //   of_256      part of 256 columns, from 0: part += x.d * integer, which has the scales of groups;
 //               then sum += d * part
@@ -22,9 +24,11 @@
 
 namespace ggml::GGML_GPU {
 
-enum class Terms { scaled, with_min, of_256, and_mins, and_min };
+enum class Terms { scaled, halves, with_min, of_256, and_mins, and_min };
 constexpr Terms terms_of(DType type) {
     switch (type) {
+        case DType::NVFP4:
+            return Terms::halves;
         case DType::Q4_1:
         case DType::Q5_1:
             return Terms::with_min;
@@ -41,7 +45,7 @@ constexpr Terms terms_of(DType type) {
     }
 }
 constexpr bool has_parts(DType type) {
-    return terms_of(type) != Terms::scaled && terms_of(type) != Terms::with_min;
+    return terms_of(type) > Terms::with_min;
 }
 constexpr int kPart = kQK / kQ;  // groups of a part
 // Floats of a term, and beside it of the activations, which rows of weights share.
@@ -102,7 +106,9 @@ __device__ inline Term<type> term_of(const unsigned (&w)[8], const GroupScales& 
         for (int k = 4; k < 8; k++) high = __dp4a(int(w[k]), int(x.words[k]), high);
         if constexpr (bias != 0) low -= bias * x.s0, high -= bias * x.s1;
         const auto sum = float(low * s.scale[0] + high * s.scale[1]);
-        if constexpr (terms == Terms::and_min) {
+        if constexpr (terms == Terms::halves) {
+            return {{x.d, fmaf(s.m, float(high), s.d * float(low))}};
+        } else if constexpr (terms == Terms::and_min) {
             return {{sum, float(x.s0 * s.min[0] + x.s1 * s.min[1])}};
         } else {
             return {{sum}};

@@ -41,7 +41,7 @@ class ByteTile {
         alignas(16) unsigned w[kTile][kStride], x[kTile][kStride];
         float x_scale[kGroups][kWide];
         float d[rows_if(!has_parts(type), kGroups)][kWide];
-        float m[rows_if(kTerms == Terms::with_min, kGroups)][kWide];
+        float m[rows_if(kTerms == Terms::with_min || kTerms == Terms::halves, kGroups)][kWide];
         int scale[rows_if(has_parts(type), kGroups)][kHalves][kWide];
         int min[rows_if(kTerms == Terms::and_min, kGroups)][2][kWide];
         int sums[rows_if(kTerms == Terms::and_min, kGroups)][2][kWide];  // of x
@@ -97,7 +97,9 @@ class ByteTile {
             for (int h = 0; h < kHalves; h++) shared_.scale[g][h][at] = s.scale[h];
             if (of_part == kGroups) shared_.unit[at] = {s.d, s.m};  // read at the part's end
         }
-        if constexpr (kTerms == Terms::with_min) {
+        if constexpr (kTerms == Terms::halves) {
+            shared_.m[g][at] = s.m;
+        } else if constexpr (kTerms == Terms::with_min) {
             shared_.m[g][at] = s.m;
             shared_.x_sum[g][at] = scaled_sum(input_);
         } else if constexpr (kTerms == Terms::and_mins) {
@@ -147,7 +149,10 @@ class ByteTile {
     __device__ void add(int g, int i, int low, int high) {
         const int r = row(i), t = column(i);
         const float x_scale = shared_.x_scale[g][t];
-        if constexpr (!has_parts(type)) {
+        if constexpr (kTerms == Terms::halves) {
+            const float first = shared_.d[g][r] * float(low);
+            sum_[i] = fmaf(x_scale, fmaf(shared_.m[g][r], float(high), first), sum_[i]);
+        } else if constexpr (!has_parts(type)) {
             sum_[i] = fmaf(shared_.d[g][r] * x_scale, float(low), sum_[i]);
             if constexpr (kTerms == Terms::with_min) {
                 sum_[i] = fmaf(shared_.m[g][r], shared_.x_sum[g][t], sum_[i]);

@@ -347,7 +347,7 @@ inline i256 turned(i256 x, i256 sign) {
 
 // See avx2/simd.h for what fits 16 bits.
 template <int sums, int v, typename X>
-inline i256 products16(const i256 (&w)[8], const X& x, i256 factor) {
+inline i256 products16(const i256 (&w)[8], const X& x, i256 factor = splat16(1)) {
     const i256 first = add16(byte_products(w[v], x[v]), byte_products(w[v + 1], x[v + 1]));
     const i256 second = add16(byte_products(w[v + 2], x[v + 2]), byte_products(w[v + 3], x[v + 3]));
     if (sums == 4) return add_pairs(add16(first, second), factor);

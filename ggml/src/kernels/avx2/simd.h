@@ -374,10 +374,14 @@ inline i256 products32(const i256 (&w)[8], const X& x, i256 factor) {
     return _mm256_mullo_epi32(products32<bits>(w, x), factor);
 }
 template <int sums, int v, typename X>
-inline i256 products16(const i256 (&w)[8], const X& x, i256 factor) {
+inline i256 products16(const i256 (&w)[8], const X& x) {
     i256 sum = _mm256_setzero_si256();
     for (int i = v; i < v + 4; i++) sum = add_byte_products(sum, w[i], x[i]);
-    return _mm256_mullo_epi32(sum, factor);
+    return sum;
+}
+template <int sums, int v, typename X>
+inline i256 products16(const i256 (&w)[8], const X& x, i256 factor) {
+    return _mm256_mullo_epi32(products16<sums, v>(w, x), factor);
 }
 
 // Multiplies w + 128, which is unsigned, and subtracts 128 times the sum of the activations.
@@ -406,7 +410,7 @@ inline i256 signed_factor(i256 bytes, int i) {
 }
 
 template <int sums, int v, typename X>
-inline i256 products16(const i256 (&w)[8], const X& x, i256 factor) {
+inline i256 products16(const i256 (&w)[8], const X& x, i256 factor = splat16(1)) {
     i256 p[4];
     for (int i = 0; i < 4; i++) p[i] = _mm256_maddubs_epi16(w[v + i], x[v + i]);
     const i256 first = _mm256_add_epi16(p[0], p[1]), second = _mm256_add_epi16(p[2], p[3]);

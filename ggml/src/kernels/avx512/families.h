@@ -9,7 +9,8 @@
 // Unpacked bytes stay in the L1 cache while all tokens use them. So every format's prompts are
 // equally fast, however many operations its bits take. (Few tokens would wait for the stores.)
 //
-// Products with integer scales are below 2^24, hence exact in floats.
+// Products with integer scales are below 2^24, hence exact in floats; and so are those with a scale
+// of NVFP4, which has four bits.
 #pragma once
 
 #include <cstring>
@@ -158,6 +159,62 @@ struct OneScale {
     }
 };
 
+// exact = or, of the second half of a block, += the products of 16 columns with their scale. `bias`
+// is that of the codes.
+template <int h, int bias, typename U, int S, int T>
+inline void add_half(const U* u, int b, const Tokens& x, int64_t at, __m512 (&exact)[S][T]) {
+    __m512i product[S][T];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; t++) {
+        const __m512i start = _mm512_set1_epi32(-bias * x.s16[2 * (t * x.n_blocks + at) + h]);
+        for (int s = 0; s < S; s++) product[s][t] = start;
+    }
+    add_products<4 * h, 4 * h + 4>(u, b, x, at, product);
+    for (int s = 0; s < S; s++) {
+        const __m512 scale = u[s].scale(b, h);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; t++) {
+            const __m512 p = _mm512_cvtepi32_ps(product[s][t]);
+            exact[s][t] = h ? _mm512_fmadd_ps(p, scale, exact[s][t]) : _mm512_mul_ps(p, scale);
+        }
+    }
+}
+
+// A scale per 16 columns, and an offset of the codes.
+template <int bias>
+struct TwoScales {
+    struct Unpacked : Bytes {
+        template <typename F>
+        Unpacked(const F& f, int n) {
+            for (int b = 0; b < n; b++) {
+                unpack_block(f, b);
+                for (int half = 0; half < 2; half++) scales[b][half] = f.scale(b, half);
+            }
+        }
+        __m512 scale(int b, int half) const { return scales[b][half]; }
+
+        __m512 scales[kUnpacked][2];
+    };
+
+    template <int S, int T, typename U>
+    static void add(const U* u, int n, const Tokens& x, int64_t at, __m512 (&sum)[S][T],
+                    const Ahead& ahead) {
+        for (int b = 0; b < n; b++) {
+            ahead.fetch<2 * S>(b);
+            __m512 part[S][T];
+            add_half<0, bias>(u, b, x, at + b, part);
+            add_half<1, bias>(u, b, x, at + b, part);
+#pragma GCC unroll 8
+            for (int t = 0; t < T; t++) {
+                const __m512 x_scale = x.scale(t, at + b);
+                for (int s = 0; s < S; s++) {
+                    sum[s][t] = _mm512_fmadd_ps(x_scale, part[s][t], sum[s][t]);
+                }
+            }
+        }
+    }
+};
+
 // A scale and a min per 32 columns.
 struct ScaleAndMin {
     struct Unpacked : Bytes {
@@ -296,8 +353,8 @@ struct ScaledHalves {
         for (int b = 0; b < kUnpacked; b++) {
             ahead.fetch<2 * S>(b);
             __m512 exact[S][T];
-            half<0>(u, b, x, at + b, exact);
-            half<1>(u, b, x, at + b, exact);
+            add_half<0, bias>(u, b, x, at + b, exact);
+            add_half<1, bias>(u, b, x, at + b, exact);
 #pragma GCC unroll 8
             for (int t = 0; t < T; t++) {
                 const __m512 x_scale = x.scale(t, at + b);
@@ -319,27 +376,6 @@ struct ScaledHalves {
                 if constexpr (!bias) {
                     sum[s][t] = _mm512_fnmadd_ps(u[s].unit_min(), part_min[s][t], sum[s][t]);
                 }
-            }
-        }
-    }
-
- private:
-    // exact = or += the products of 16 columns.
-    template <int h, typename U, int S, int T>
-    static void half(const U* u, int b, const Tokens& x, int64_t at, __m512 (&exact)[S][T]) {
-        __m512i product[S][T];
-#pragma GCC unroll 8
-        for (int t = 0; t < T; t++) {
-            const __m512i start = _mm512_set1_epi32(-bias * x.s16[2 * (t * x.n_blocks + at) + h]);
-            for (int s = 0; s < S; s++) product[s][t] = start;
-        }
-        add_products<4 * h, 4 * h + 4>(u, b, x, at, product);
-        for (int s = 0; s < S; s++) {
-            const __m512 scale = u[s].scale(b, h);
-#pragma GCC unroll 8
-            for (int t = 0; t < T; t++) {
-                const __m512 p = _mm512_cvtepi32_ps(product[s][t]);
-                exact[s][t] = h ? _mm512_fmadd_ps(p, scale, exact[s][t]) : _mm512_mul_ps(p, scale);
             }
         }
     }

@@ -178,7 +178,7 @@ inline Floats add_product(Floats sum, Floats a, Floats b) {
     return _mm512_fmadd_ps(a, b, sum);
 }
 template <typename F>
-float decode_plain(const uint8_t* row, int64_t at, Floats (&values)[2]) {
+float decode_plain(const uint8_t* row, int64_t at, int, Floats (&values)[2]) {
     for (int i = 0; i < 2; i++) values[i] = F::unscaled(row + at, i);
     return block_scale<typename F::Block>(row + at);
 }

@@ -11,6 +11,7 @@ const strip_fn strip__q5_0_q8 = strips<StripsQ5_0, vnni::strip__q5_0_q8>;
 const strip_fn strip__q5_1_q8 = strips<StripsQ5_1, vnni::strip__q5_1_q8>;
 const strip_fn strip__iq4_nl_q8 = strips<StripsIQ4_NL, vnni::strip__iq4_nl_q8>;
 const strip_fn strip__mxfp4_q8 = strips<StripsMXFP4, vnni::strip__mxfp4_q8>;
+const strip_fn strip__nvfp4_q8 = strips<StripsNVFP4, vnni::strip__nvfp4_q8>;
 const strip_fn strip__q2_k_q8 = strips<StripsQ2_K, vnni::strip__q2_k_q8>;
 const strip_fn strip__q3_k_q8 = strips<StripsQ3_K, vnni::strip__q3_k_q8>;
 const strip_fn strip__q4_k_q8 = strips<StripsQ4_K, vnni::strip__q4_k_q8>;

@@ -1,6 +1,6 @@
 // How pairs of packed strips are read: the members that each format's family needs (families.h).
-// Blocks of 32 columns follow each other; of a block of 256, b is one of its eight groups. Shifts
-// by a count that depends on b are rotations, whose surplus bits a mask removes.
+// Blocks of 32 or 64 columns follow each other; of a block of 256, b is one of its eight groups.
+// Shifts by a count that depends on b are rotations, whose surplus bits a mask removes.
 //
 // Up to `few` tokens are multiplied as weights are unpacked in registers, more share unpacked bytes
 // (strip.cpp). Measured on a core of Zen 4, 10^9 multiply-adds per second with 4, 8 and 16 tokens,
@@ -87,6 +87,25 @@ struct StripsMXFP4 : PackedPair<BlockMXFP4, OneScale> {
         return table_e2m1(nibbles(member(offsetof(Block, qs), b), v));
     }
     __m512 scale(int b) const { return load_powers(member(0, b)); }
+};
+
+struct StripsNVFP4 : PackedPair<BlockNVFP4, TwoScales<16>> {
+    static constexpr int few = 6;
+    using PackedPair::PackedPair;
+    __m512i group(int b, int v) const {
+        const int word = b % 2 * 4 + v / 4 * 2 + v % 2;
+        const __m512i pairs = load(member(offsetof(Block, qs), b / 2) + kGroup * word);
+        return table_e2m1(nibbles_of(pairs, v % 4 >= 2));
+    }
+    __m512 scale(int b, int half) const {  // half_e4m3
+        const __m512i bytes = load(member(offsetof(Block, d), b / 2));
+        const __m512i up = _mm512_set1_epi32(20 - 8 * (b % 2 * 2 + half));
+        const __mmask64 numbers = _mm512_cmpneq_epi8_mask(bytes, splat8(127));
+        const __m512i bits =
+            _mm512_and_si512(_mm512_rolv_epi32(_mm512_maskz_mov_epi8(numbers, bytes), up),
+                             _mm512_set1_epi32(127 << 20));
+        return _mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(kHalfE4M3));
+    }
 };
 
 struct StripsIQ4_XS : PackedPair<BlockIQ4_XS, OneScale> {

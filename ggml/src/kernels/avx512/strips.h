@@ -26,8 +26,8 @@ template <typename F, int T>
                                    float* y, int64_t ldy) {
     const Tokens x(q8, t0);
     const int64_t size = strip_bytes<F>(q8.cols);
-    // Blocks of 32 columns all at once, so that sums stay in registers.
-    const int n = kBlocks<F> == 1 ? int(x.n_blocks) : kBlocks<F>;
+    // Blocks of 32 or 64 columns all at once, so that sums stay in registers.
+    const int n = kBlocks<F> < kUnpacked ? int(x.n_blocks) : kBlocks<F>;
     Ahead ahead{more ? w + 2 * kPairs * size : nullptr, size, F::unit_bytes / kBlocks<F>};
     __m512 sum[kPairs][T];
     start_at_0(sum);

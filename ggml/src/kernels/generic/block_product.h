@@ -19,9 +19,10 @@ template <typename Block>
 float add_group(float sum, const Parts& p, int i, const Q8Rows& x, int64_t b) {
     const int g = 2 * i;
     const int8_t* q = x.q + b * kQ;
-    const int32_t product =
-        p.scale[g] * dot16(p.q + 16 * g, q) + p.scale[g + 1] * dot16(p.q + 16 * g + 16, q + 16);
-    sum += p.d * x.d[b] * float(product);
+    // Each product is exact in a float, and so is the sum, but of NVFP4.
+    const float product = p.scale[g] * float(dot16(p.q + 16 * g, q)) +
+                          p.scale[g + 1] * float(dot16(p.q + 16 * g + 16, q + 16));
+    sum += p.d * x.d[b] * product;
     if (BlockTraits<Block>::has_min) {
         const int32_t offset = p.min[g] * x.s16[2 * b] + p.min[g + 1] * x.s16[2 * b + 1];
         sum += p.m * x.d[b] * float(offset);

@@ -40,11 +40,12 @@ void dot_blocks(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
     }
 }
 
-// Blocks of 32, one after the other; of those of 256, lane r takes group r.
+// Blocks of 32 or 64, one after the other; of those of 256, lane r takes group r.
 template <typename Block>
 void dot_stored(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
                 const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
     constexpr int size = BlockTraits<Block>::size;
+    constexpr bool lanes = size == kQK;
     for (int64_t i = 0; i < n * nt; i++) {
         const uint8_t* row = w + ids[i / nt] * stride;
         float lane[kStrip] = {};
@@ -55,10 +56,11 @@ void dot_stored(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
             take_apart(block, p);
             const int64_t x0 = (tokens[i % nt] * cols + c) / kQ;
             for (int g = 0; g < size / kQ; g++) {
-                lane[g] = add_group<Block>(lane[g], p, g, in.q8, x0 + g);
+                float& sum = lane[lanes ? g : 0];
+                sum = add_group<Block>(sum, p, g, in.q8, x0 + g);
             }
         }
-        y[i] = size == kQ ? lane[0] : add_lanes(lane);
+        y[i] = lanes ? add_lanes(lane) : lane[0];
     }
 }
 
@@ -97,11 +99,11 @@ void add_stored(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t, i
 template <DType type>
 void add_tiled(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t, int64_t cols,
                const WeightedRows& weighted, int64_t nt, float* y, int64_t ldy) {
-    const int64_t size = info(type).bytes;
+    const int64_t size = info(type).bytes, n = info(type).block;
     add_rows(cols, 0, ids, weighted, nt, y, ldy, [&](int64_t id, float* values) {
         const uint8_t* block = tiled_row(w, stride, int32_t(id), size);
-        for (int64_t c = 0; c < cols; c += kQ, block += kStrip * size) {
-            info(type).decode(block, values + c, kQ);
+        for (int64_t c = 0; c < cols; c += n, block += kStrip * size) {
+            info(type).decode(block, values + c, n);
         }
     });
 }

@@ -32,7 +32,7 @@ inline void fetch(const uint8_t* bytes, int64_t size) {
 // this. Zen 4, one token, GB/s of Q6_K with one and two threads: nothing 5.5 and 11, prefetches
 // 6,144 bytes ahead 21 and 27, this 28 and 35. Q2_K 18 and 30, with this 21 and 31.
 template <typename F>
-constexpr bool kByTurns = F::halves == 2 && F::blocks > 1;
+constexpr bool kByTurns = F::halves == 2 && F::blocks == kQK / kQ;
 inline void touch(const uint8_t* bytes, int64_t size) {
     const volatile uint8_t* const lines = bytes;
     for (int64_t i = 0; i < size; i += 64) lines[i];
@@ -119,6 +119,11 @@ void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
     });
 }
 
+// Are weights decoded before they are multiplied with h, rather than their scale with h? With a min
+// they have to be. Those of NVFP4 are exact, and plain_rows.h has no two scales for 32 columns.
+template <typename F>
+constexpr bool kDecoded = F::has_min || F::blocks == 2;
+
 // Decoding of bytes that share a scale: factor(h) * value(bytes) is h times the weights.
 template <typename F>
 struct Weighed {
@@ -126,10 +131,10 @@ struct Weighed {
         const Numbers n = F::numbers(w, j, half);
         return {mul(n.scale, splat(kByteUnit)), n.min};
     }
-    f32x8 factor(float h) const { return F::has_min ? splat(h) : mul(splat(h), scale); }
+    f32x8 factor(float h) const { return kDecoded<F> ? splat(h) : mul(splat(h), scale); }
     f32x8 value(i256 bytes, Pick pick) const {
         const f32x8 v = picked(bytes, pick);
-        return F::has_min ? add_product(min, scale, v) : v;
+        return kDecoded<F> ? add_product(min, scale, v) : v;
     }
     f32x8 scale, min;
 };

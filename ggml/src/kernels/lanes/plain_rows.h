@@ -1,5 +1,5 @@
-// Kernels of neuron rows with blocks of 32 as stored (stored_dot, stored_add) and in tiles
-// (tiled_add): for rows that cannot be folded.
+// Kernels of neuron rows with blocks of 32 or 64 as stored (stored_dot, stored_add) and in tiles
+// (tiled_add): for rows that cannot be folded. Blocks of 64 are computed by their halves.
 //
 // A product computes eight pairs of a row and a token at a time, one per lane. The integer sum of a
 // block is exact, and a lane adds its blocks in ascending order, so the bits are those of the same
@@ -20,6 +20,7 @@ struct OneToken {
     f32x8 scale() const { return splat(x.d[b]); }
     f32x8 scaled_sum() const { return splat(x.ds[b]); }
     i256 sum8() const { return splat32(x.s8[b]); }
+    i256 sums16() const { return word(x.s16 + 2 * b); }
 
     const Q8Rows& x;
     int64_t first, b = 0;
@@ -40,6 +41,11 @@ struct EightTokens {
         for (int i = 0; i < 8; i++) sums[i] = x.s8[first[i] + b];
         return load(sums);
     }
+    i256 sums16() const {
+        int16_t sums[16];
+        for (int i = 0; i < 8; i++) std::memcpy(sums + 2 * i, x.s16 + 2 * (first[i] + b), 4);
+        return load(sums);
+    }
     f32x8 gathered(const float* from) const {
         float values[8];
         for (int i = 0; i < 8; i++) values[i] = from[first[i] + b];
@@ -50,23 +56,39 @@ struct EightTokens {
     int64_t first[8], b = 0;
 };
 
+// Adds the products of 32 columns, of j of their blocks.
+template <typename F, typename X>
+inline f32x8 add_columns(f32x8 sum, const uint8_t* const (&block)[8], int j, const X& x) {
+    i256 product[8];
+    for (int i = 0; i < 8; i++) {
+        if constexpr (F::blocks == 1) {
+            product[i] = F::products(F::codes(block[i]), x.values(i));
+        } else {
+            product[i] = F::products(F::codes(block[i], j), x.values(i));
+        }
+    }
+    if constexpr (F::blocks == 1) {
+        return F::add_totals(sum, block, F::totals(product), x);
+    } else {
+        return F::add_products(sum, block, j, product, x);
+    }
+}
+
 template <typename F, typename X>
 [[gnu::noinline]] void dot_eight(const uint8_t* const (&rows)[8], const uint8_t* const* ahead,
                                  int64_t n_blocks, X x, float* y) {
     constexpr int64_t size = sizeof(typename F::Block);
     f32x8 sum = splat(0);
-    for (int64_t b = 0, at = 0; b < n_blocks; b++, at += size) {
+    for (int64_t b = 0, at = 0; b < n_blocks; b += F::blocks, at += size) {
         if (ahead && at % 64 < size) {
             for (int i = 0; i < 8; i++) __builtin_prefetch(ahead[i] + at, 0, 2);
         }
-        x.at(b);
         const uint8_t* block[8];
-        i256 product[8];
-        for (int i = 0; i < 8; i++) {
-            block[i] = rows[i] + at;
-            product[i] = F::products(F::codes(block[i]), x.values(i));
+        for (int i = 0; i < 8; i++) block[i] = rows[i] + at;
+        for (int j = 0; j < F::blocks; j++) {
+            x.at(b + j);
+            sum = add_columns<F>(sum, block, j, x);
         }
-        sum = F::add_totals(sum, block, F::totals(product), x);
     }
     store(y, sum);
 }
@@ -99,11 +121,14 @@ void dot_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, 
 using Floats = f32x8;
 constexpr int kWide = 8, kTogether = 2, kFewer = 2;
 
-// For add_plain.h. The scale is 1 where weights have a minimum as well.
+// For add_plain.h. The scale is 1 where weights have a minimum as well, or more than one scale.
 template <typename F>
-float decode_plain(const uint8_t* row, int64_t at, f32x8 (&values)[4]) {
+float decode_plain(const uint8_t* row, int64_t at, int j, f32x8 (&values)[4]) {
     const auto& block = *reinterpret_cast<const typename F::Block*>(row + at);
-    if constexpr (F::has_min) {
+    if constexpr (F::blocks > 1) {
+        F::values(block, j, values);
+        return 1;
+    } else if constexpr (F::has_min) {
         F::values(block, values);
         return 1;
     } else {

@@ -17,6 +17,10 @@
 // and plain_rows.h, for blocks of 32 as stored, from these:
 //   codes(block)        its 32 weights as bytes, before the bias is subtracted
 //   unscaled(block, v)  the same less the bias, as floats
+// For blocks of 64, whose 16 columns each have a scale, plain_rows.h takes these:
+//   codes(block, j)     of its 32 columns j
+//   values(block, j, v) the same as floats, with their scales
+//   add_products(sum, block, j, products, x)
 // The family provides:
 //   multiply<T>(w, x, b, sum)     adds to T sums the product of a block with x from block b on
 //   has_min, numbers(w, j, half)  decoding of the bytes less the bias: scale * byte + min

@@ -418,8 +418,12 @@ inline i256 products32(const i256 (&w)[8], const X& x, i256 factor) {
     return mul32(products32<bits>(w, x), factor);
 }
 template <int sums, int v, typename X>
+inline i256 products16(const i256 (&w)[8], const X& x) {
+    return dots(splat32(0), w + v, values16(x, v / 4));
+}
+template <int sums, int v, typename X>
 inline i256 products16(const i256 (&w)[8], const X& x, i256 factor) {
-    return mul32(dots(splat32(0), w + v, values16(x, v / 4)), factor);
+    return mul32(products16<sums, v>(w, x), factor);
 }
 
 template <int v, int T, typename W, typename Values>
