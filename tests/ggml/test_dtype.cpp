@@ -233,24 +233,29 @@ void powers() {
     for (float v : through(DType::MXFP4, std::vector<float>(kQ, 0.0f))) CHECK(v == 0);
 }
 
-// All scales with all codes of NVFP4, in each place.
+// All scales with all codes of NVFP4; and each place, where all others are 0.
 void halves_of_e4m3() {
     const float values[] = {0, 1, 2, 3, 4, 6, 8, 12};
+    float y[2 * kQ];
     for (int e = 0; e < 256; e++) {
         const int exponent = e >> 3 & 15, mantissa = exponent ? 8 + (e & 7) : e & 7;
         const float scale =
             e == 127 ? 0 : std::ldexp(float(mantissa), (exponent ? exponent : 1) - 11);
         for (int code = 0; code < 16; code++) {
             const float value = (code < 8 ? values[code] : -values[code - 8]) * scale;
-            for (int i = 0; i < 2 * kQ; i++) {
-                BlockNVFP4 block = {};
-                block.d[i / 16] = uint8_t(e);
-                block.qs[i / 16 * 8 + i % 8] = uint8_t(code << i % 16 / 8 * 4);
-                float y[2 * kQ];
-                info(DType::NVFP4).decode(&block, y, 2 * kQ);
-                for (int k = 0; k < 2 * kQ; k++) CHECK(y[k] == (k == i ? value : 0));
-            }
+            BlockNVFP4 block;
+            std::memset(block.d, e, sizeof(block.d));
+            std::memset(block.qs, code | code << 4, sizeof(block.qs));
+            info(DType::NVFP4).decode(&block, y, 2 * kQ);
+            for (float v : y) CHECK(v == value);
         }
+    }
+    for (int i = 0; i < 2 * kQ; i++) {
+        BlockNVFP4 block = {};
+        block.d[i / 16] = 64;  // half of it is 1
+        block.qs[i / 16 * 8 + i % 8] = uint8_t(7 << i % 16 / 8 * 4);
+        info(DType::NVFP4).decode(&block, y, 2 * kQ);
+        for (int k = 0; k < 2 * kQ; k++) CHECK(y[k] == (k == i ? 12 : 0));
     }
 }
 
