@@ -50,6 +50,8 @@
 //                                             fours
 //   lane_totals, code_totals                  lane i: the sum of the lanes of v[i]; the second
 //                                             for products of unsigned codes of at most 5 bits
+//   code_half_totals(v, first, second)        the same of lanes 0 to 3, and of lanes 4 to 7
+//   swap_middle                               bytes 8 .. 15 with bytes 16 .. 23
 // Sums of products. Instruction sets differ in when they widen: AVX2 adds products of bytes in 16
 // bits and widens last, VNNI and NEON add them in 32 bits. So these are words of their own. x is
 // one of the two forms of 32 activations in strip.h.

@@ -340,6 +340,18 @@ inline i256 lane_totals(const i256 (&v)[8]) {
     return {four(0), four(4)};
 }
 
+inline void code_half_totals(const i256 (&v)[8], i256& first, i256& second) {
+    const auto four = [&](auto half, int i) {
+        return _mm_hadd_epi32(_mm_hadd_epi32(v[i].*half, v[i + 1].*half),
+                              _mm_hadd_epi32(v[i + 2].*half, v[i + 3].*half));
+    };
+    first = {four(&i256::a, 0), four(&i256::a, 4)};
+    second = {four(&i256::b, 0), four(&i256::b, 4)};
+}
+inline i256 swap_middle(i256 v) {
+    return {_mm_unpacklo_epi64(v.a, v.b), _mm_unpackhi_epi64(v.a, v.b)};
+}
+
 constexpr bool kTurnsActivations = true;
 inline i256 turned(i256 x, i256 sign) {
     return {_mm_sign_epi8(x.a, sign.a), _mm_sign_epi8(x.b, sign.b)};

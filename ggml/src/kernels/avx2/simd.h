@@ -246,6 +246,9 @@ inline i256 load_codes(const uint8_t* p) {
     const i256 twice = _mm256_broadcastsi128_si256(load_half(p));
     return _mm256_srlv_epi64(twice, _mm256_setr_epi64x(0, 0, 4, 4)) & splat8(15);
 }
+inline i256 swap_middle(i256 a) {
+    return _mm256_permute4x64_epi64(a, 0xd8);
+}
 inline i256 add_bit_4(i256 codes, const uint8_t* p) {
     const i256 byte =
         _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
@@ -323,7 +326,7 @@ inline i256 lane_totals(const i256 (&v)[8]) {
 }
 
 // The same for sums of products of codes, which fit 16 bits until the last addition.
-inline i256 code_totals(const i256 (&v)[8]) {
+inline void code_half_totals(const i256 (&v)[8], i256& first, i256& second) {
     const i256 one = _mm256_set1_epi16(1);
     const auto add_pairs = [&](i256 a, i256 b) {
         return _mm256_madd_epi16(_mm256_packs_epi32(a, b), one);
@@ -332,8 +335,13 @@ inline i256 code_totals(const i256 (&v)[8]) {
         return add_pairs(add_pairs(v[i], v[i + 1]), add_pairs(v[i + 2], v[i + 3]));
     };
     const i256 a = four(0), b = four(4);
-    return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20),
-                            _mm256_permute2x128_si256(a, b, 0x31));
+    first = _mm256_permute2x128_si256(a, b, 0x20);
+    second = _mm256_permute2x128_si256(a, b, 0x31);
+}
+inline i256 code_totals(const i256 (&v)[8]) {
+    i256 first, second;
+    code_half_totals(v, first, second);
+    return _mm256_add_epi32(first, second);
 }
 
 #ifdef GGML_ADDS_BYTES

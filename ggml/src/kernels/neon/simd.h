@@ -371,6 +371,21 @@ inline i256 lane_totals(const i256 (&v)[8]) {
     return of(four(0), four(4));
 }
 
+inline void code_half_totals(const i256 (&v)[8], i256& first, i256& second) {
+    const auto four = [&](auto half, int i) {
+        const auto pair = [&](int k) {
+            return vpaddq_s32(as_s32(v[k].*half), as_s32(v[k + 1].*half));
+        };
+        return vpaddq_s32(pair(i), pair(i + 2));
+    };
+    first = of(four(&i256::a, 0), four(&i256::a, 4));
+    second = of(four(&i256::b, 0), four(&i256::b, 4));
+}
+inline i256 swap_middle(i256 v) {
+    const uint64x2_t a = vreinterpretq_u64_u8(v.a), b = vreinterpretq_u64_u8(v.b);
+    return {vreinterpretq_u8_u64(vzip1q_u64(a, b)), vreinterpretq_u8_u64(vzip2q_u64(a, b))};
+}
+
 // Sixteen activations that all lanes share: sdot takes four of them by their index. Or those of
 // four groups, each lane's own.
 struct SharedValues {

@@ -54,18 +54,15 @@ struct NVFP4 {
 
     // As stored: 16 bytes of nibbles for 32 columns, 8 for each of their scales.
     static i256 codes(const uint8_t* block, int j) {
-        const i256 pairs =
-            words<0, 1, 0, 1, 2, 3, 2, 3>(block + offsetof(Block, qs) + kQ / 2 * j, 4);
-        return table16(kE2M1, shift_right_each<0, 0, 4, 4, 0, 0, 4, 4>(pairs) & splat8(15));
+        const i256 nibbles = load_codes(block + offsetof(Block, qs) + kQ / 2 * j);
+        return table16(kE2M1, swap_middle(nibbles));
     }
     static i256 products(i256 codes, i256 x) { return code_products(codes, x); }
     template <typename X>
     static f32x8 add_products(f32x8 sum, const uint8_t* const (&block)[8], int j,
                               const i256 (&product)[8], const X& x) {
-        alignas(32) static constexpr int32_t upper[8] = {0, 0, 0, 0, -1, -1, -1, -1};
-        i256 of_second[8];
-        for (int i = 0; i < 8; i++) of_second[i] = product[i] & load(upper);
-        const i256 second = code_totals(of_second), first = sub32(code_totals(product), second);
+        i256 first, second;
+        code_half_totals(product, first, second);
         uint16_t pairs[8];
         for (int i = 0; i < 8; i++) std::memcpy(pairs + i, block[i] + 2 * j, sizeof(pairs[i]));
         const i256 scales = widen16(pairs);
