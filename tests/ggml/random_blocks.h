@@ -45,7 +45,8 @@ inline void set_scales(DType type, uint8_t* block, f16_t d) {
     for (size_t offset : at) std::memcpy(block + offset, &d, sizeof(d));
 }
 
-// Blocks of these values, or random ones of their size at most (a weight of IQ3_S is about 128 d).
+// Blocks of these values, or random ones of their size at most (a weight of IQ3_S is about 128 d):
+// the same for the same values.
 inline std::vector<uint8_t> random_blocks(DType type, const std::vector<float>& values) {
     const DTypeInfo& format = info(type);
     const auto n = int64_t(values.size());
@@ -54,7 +55,7 @@ inline std::vector<uint8_t> random_blocks(DType type, const std::vector<float>& 
         format.encode(values.data(), bytes.data(), n);
         return bytes;
     }
-    static std::mt19937 random(5);
+    std::mt19937 random(values.empty() ? 5 : float_to_bits(values.front()));
     for (uint8_t& byte : bytes) byte = uint8_t(random());
     for (int64_t b = 0; b < n / format.block; b++) {
         const float size = std::fabs(values[size_t(b * format.block)]);

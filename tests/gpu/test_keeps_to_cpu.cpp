@@ -273,7 +273,7 @@ void test_scales_of_experts() {
     const auto model = inspected(d, session_params());
     CHECK(keeps_to_cpu(*model, 0).empty());
     model->layers[0].find<FeedForward>()->n_used = 1;
-    CHECK(says(keeps_to_cpu(*model, 0), "experts' products with a scale"));
+    CHECK(says(keeps_to_cpu(*model, 0), "experts whose matrices are tensors with a scale each"));
 }
 
 }  // namespace
