@@ -15,6 +15,7 @@
 #include "check.h"
 #include "ggml/context.h"
 #include "ggml/dtype.h"
+#include "ggml/gate_limit.h"
 #include "ggml/ops.h"
 #include "kernels/kernels.h"
 #include "operators.h"
@@ -309,6 +310,32 @@ double activated(Activation act, double g, double u) {
     return NAN;
 }
 
+// min(act(gate), most) or act(min(gate, most)), times up between both limits. NaN stays NaN.
+void test_limited_activation() {
+    for (Activation act : {Activation::silu, Activation::gelu_tanh, Activation::relu}) {
+        for (bool before : {false, true}) {
+            const double most = 0.7f;
+            const Floats gate = random_floats(9001, 3), up = random_floats(9001, 3);
+            for (Context* c : contexts) {
+                Floats y = gate;
+                y[5] = NAN;
+                limited_activation(*c, act, {float(most), before}, y.data(), up.data(),
+                                   int64_t(y.size()));
+                bool good = std::isnan(y[5]);
+                for (size_t i = 0; i < y.size(); i++) {
+                    if (i == 5) continue;
+                    const double g = before ? std::min(double(gate[i]), most) : double(gate[i]);
+                    double value = activated(act, g, 1);
+                    if (!before) value = std::min(value, most);
+                    const double u = std::clamp(double(up[i]), -most, most);
+                    good &= std::fabs(y[i] - value * u) <= 1e-6 * std::fabs(gate[i] * u);
+                }
+                CHECK(good);
+            }
+        }
+    }
+}
+
 void test_xielu() {
     const auto softplus = [](double v) { return std::log1p(std::exp(v)); };
     for (const Xielu& how : {Xielu{0.5f, -0.8f, 0.5f, -1e-6f}, Xielu{-3, 4, 0.25f, -0.5f}}) {
@@ -476,6 +503,7 @@ void test_all() {
     test_layer_norm();
     test_add();
     test_gated_activation();
+    test_limited_activation();
     test_xielu();
     test_rope(RopePairs::adjacent);
     test_rope(RopePairs::halves);

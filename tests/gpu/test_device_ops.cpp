@@ -112,7 +112,7 @@ void test_elementwise() {
         for (bool gated : {true, false}) {
             Floats expected = normal(rows * cols, 4);  // some beyond 7
             const Activations b(expected, rows);
-            ops.activation(stream(), act, b.device, gated ? up.get() : nullptr);
+            ops.activation(stream(), act, {}, b.device, gated ? up.get() : nullptr);
             if (gated) {
                 gated_activation(context, act, expected.data(), other.data(), rows * cols);
             } else {
@@ -121,6 +121,16 @@ void test_elementwise() {
             CHECK(same_bits(noted(b.x.read()), expected));
             CHECK(b.quantised_as(expected));
         }
+    }
+    for (bool before : {false, true}) {
+        const GateLimit limit{0.5f, before};
+        Floats limited = normal(rows * cols, 4);
+        const Activations b(limited, rows);
+        ops.activation(stream(), Activation::silu, limit, b.device, up.get());
+        limited_activation(context, Activation::silu, limit, limited.data(), other.data(),
+                           rows * cols);
+        CHECK(same_bits(noted(b.x.read()), limited));
+        CHECK(b.quantised_as(limited));
     }
     const Xielu how{0.8f, 1.3f, 0.5f, -1e-6f};
     Floats curved = normal(rows * cols, 4);
@@ -139,8 +149,8 @@ void test_elementwise() {
     const Array<float> of_up(ups);
     for (Activation act : {Activation::relu, Activation::drelu, Activation::relu2}) {
         const Activations gated(gates, 1), plain(alone, 1);
-        ops.activation(stream(), act, gated.device, of_up.get());
-        ops.activation(stream(), act, plain.device, nullptr);
+        ops.activation(stream(), act, {}, gated.device, of_up.get());
+        ops.activation(stream(), act, {}, plain.device, nullptr);
         const Floats h = noted(gated.x.read()), a = noted(plain.x.read());
         for (size_t i = 0; i < 32; i++) {
             CHECK(std::isnan(h[i]) == (i < 3) && std::isnan(a[i]) == (i == 0 || i == 2));

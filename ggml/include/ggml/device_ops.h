@@ -13,6 +13,7 @@
 
 #include "ggml/attention.h"
 #include "ggml/dtype.h"
+#include "ggml/gate_limit.h"
 #include "ggml/neurons.h"
 #include "ggml/recurrence.h"
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "ggml/gate_limit.h"
 #include "ggml/math.h"
 #include "ggml/status.h"
 #include "kernels/kernels.h"
@@ -367,6 +368,22 @@ void gated_activation(Context& context, Activation act, float* gate, const float
     const OpTimer timer(context.profile, "gated_activation");
     context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
         context.kernels.gate[kF32](act, gate + begin, up + begin, end - begin);
+    });
+}
+
+void limited_activation(Context& context, Activation act, const GateLimit& limit, float* gate,
+                        const float* up, int64_t n) {
+    if (limit.most == 0) return gated_activation(context, act, gate, up, n);
+    const OpTimer timer(context.profile, "limited_activation");
+    const float most = limit.most;
+    context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
+        const auto limit_gates = [&] {
+            for (int64_t i = begin; i < end; i++) gate[i] = at_most(gate[i], most);
+        };
+        if (limit.before) limit_gates();
+        context.kernels.activate[kF32](act, 0, gate + begin, end - begin);
+        if (!limit.before) limit_gates();
+        for (int64_t i = begin; i < end; i++) gate[i] *= within(up[i], most);
     });
 }
 

@@ -276,7 +276,7 @@ void DeviceForward::launch_predictor(const Ffn& f, const DeviceInput& normed) {
     if (!c.predict_from_normed) ops_.quantise(stream_.get(), x);
     const DeviceInput hidden = s.hidden.as(s.hidden.rows, f.fc1.rows);
     launch_products(x, {{on_.matrix(&f.fc1), hidden.x, nullptr}});
-    ops_.activation(stream_.get(), ggml::Activation::relu, hidden, nullptr);
+    ops_.activation(stream_.get(), ggml::Activation::relu, {}, hidden, nullptr);
     launch_products(hidden, {{on_.matrix(&f.fc2), s.score, nullptr}});
 }
 
@@ -473,7 +473,7 @@ void DeviceForward::launch_frames(const FeedForward& part, const DeviceInput& x,
         return launch_values(part, s.choice, frames, fired.x, up, down);
     }
     // Pairs whose experts are elsewhere have any values here; nobody reads them.
-    ops_.activation(stream_.get(), part.activation, fired, up);
+    ops_.activation(stream_.get(), part.activation, part.limit, fired, up);
     ops_.matmul_experts(stream_.get(), fired, s.choice, frames, &down, 1);
 }
 
@@ -548,7 +548,8 @@ void DeviceForward::launch_matrices(const FeedForward& part, const DeviceInput& 
     if (part.xielu) {
         ops_.xielu(stream_.get(), *part.xielu, fired);
     } else {
-        ops_.activation(stream_.get(), part.activation, fired, f.gate ? s.up : nullptr);
+        float* const up_of_gate = f.gate ? s.up : nullptr;
+        ops_.activation(stream_.get(), part.activation, part.limit, fired, up_of_gate);
     }
     if (part.norms_values) rms_norm_in_place(f.value_norm, part.norm_eps, fired);
     launch_products(fired, {product(f.down, y, f.down_bias)});
@@ -569,7 +570,7 @@ void DeviceForward::launch_embedding(int64_t i, const LayerEmbedding& e, const D
     const DeviceInput gate = scratch_.embedding.as(x.rows, e.gate.rows);
     launch_products(x, {product(e.gate, gate.x)});
     const float* const own = scratch_.step.embedding + (i - first_) * x.rows * e.gate.rows;
-    ops_.activation(stream_.get(), e.activation, gate, own);
+    ops_.activation(stream_.get(), e.activation, {}, gate, own);
     launch_products(gate, {product(e.project, y)});
 }
 

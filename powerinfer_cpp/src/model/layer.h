@@ -16,6 +16,7 @@
 #include <variant>
 #include <vector>
 
+#include "ggml/gate_limit.h"
 #include "ggml/neurons.h"
 #include "ggml/ops.h"
 #include "ggml/recurrence.h"
@@ -142,6 +143,7 @@ struct FeedForward {
     ggml::Matrix narrow, widen;  // [width, n_embd], [n_embd, width]
     ggml::Activation activation = ggml::Activation::silu;
     std::optional<ggml::Xielu> xielu;  // its parameters, if it is xielu
+    ggml::GateLimit limit;             // of a gated activation; not of neuron rows
     // RMSNorm of the values act(gate . x) * up . x before down. Its weights are Ffn::value_norm; in
     // neuron-aware files the down rows have them as a factor. Then only the root of the mean square
     // is left, one number for all neurons of a row, which the finished sum is divided by: it needs

@@ -80,8 +80,8 @@ std::string KeptToCpu::reason(const Router& router) const {
 
 std::string KeptToCpu::reason(const FeedForward& ffn) const {
     const auto& [n_ff, n_used, blocks, share, gate_scale, up_scale, down_scale, width, narrow,
-                 widen, activation, xielu, norms_values, norm_eps, sparse_threshold, recall, layer,
-                 index, first_block, first_neuron] = ffn;
+                 widen, activation, xielu, limit, norms_values, norm_eps, sparse_threshold, recall,
+                 layer, index, first_block, first_neuron] = ffn;
     // The others have other operators for neuron rows.
     if (activation == ggml::Activation::swiglu_oai && blocks[0].neurons.n > 0) {
         return "neuron rows with the activation swiglu_oai keep to the CPU";

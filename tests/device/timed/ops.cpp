@@ -54,7 +54,8 @@ void quantise(DeviceStream* stream, const DeviceInput&) {
 void add(DeviceStream* stream, float*, const float*, int64_t) {
     put(stream, 1, 0);
 }
-void activation(DeviceStream* stream, Activation, const DeviceInput&, const float*) {
+void activation(DeviceStream* stream, Activation, const GateLimit&, const DeviceInput&,
+                const float*) {
     put(stream, 1, 0);
 }
 void scale(DeviceStream* stream, float*, const float*, float, int64_t) {

@@ -86,11 +86,15 @@ __device__ inline float factor(Activation act, float up) {
     return act == Activation::swiglu_oai ? oai_up(up) : up;
 }
 
-__global__ void activation_kernel(Activation act, DeviceInput x, const float* up) {
+__global__ void activation_kernel(Activation act, GateLimit limit, DeviceInput x, const float* up) {
     const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     if (i >= int64_t(x.rows) * x.cols) return;
-    float v = activated(act, x.x[i]);
-    if (up) v *= factor(act, up[i]);
+    const float most = limit.most;
+    float v = x.x[i];
+    if (most != 0 && limit.before) v = at_most(v, most);
+    v = activated(act, v);
+    if (most != 0 && !limit.before) v = at_most(v, most);
+    if (up) v *= most != 0 ? within(up[i], most) : factor(act, up[i]);
     x.x[i] = v;
     if (x.q) quantise_group(x, i, v);
 }
@@ -138,9 +142,10 @@ void quantise(DeviceStream* stream, const DeviceInput& x) {
     launch<quantise_kernel>(stream, blocks_for(int64_t(x.rows) * x.cols, kThreads), kThreads, x);
 }
 
-void activation(DeviceStream* stream, Activation act, const DeviceInput& x, const float* up) {
+void activation(DeviceStream* stream, Activation act, const GateLimit& limit, const DeviceInput& x,
+                const float* up) {
     launch<activation_kernel>(stream, blocks_for(int64_t(x.rows) * x.cols, kThreads), kThreads, act,
-                              x, up);
+                              limit, x, up);
 }
 
 void scale(DeviceStream* stream, float* x, const float* by, float factor, int64_t n) {

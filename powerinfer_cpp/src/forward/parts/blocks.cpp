@@ -57,11 +57,13 @@ void activate(const Pass& p, const std::vector<FfnBlock>& blocks) {
         const FfnBlock* const next = &block < &blocks.back() ? &block + 1 : nullptr;
         const bool same = next && bool(next->w.gate) == bool(block.w.gate) &&
                           next->part.activation == block.part.activation &&
+                          next->part.limit == block.part.limit &&
                           (!block.part.xielu || &next->part == &block.part);
         if (same) return;
         const ggml::Activation act = block.part.activation;
         if (block.w.gate) {
-            ggml::gated_activation(p.context, act, b.gate + first, b.up + first, n);
+            ggml::limited_activation(p.context, act, block.part.limit, b.gate + first, b.up + first,
+                                     n);
         } else if (block.part.xielu) {
             ggml::xielu(p.context, *block.part.xielu, b.gate + first, n);
         } else {

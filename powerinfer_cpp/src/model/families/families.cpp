@@ -155,14 +155,16 @@ const Family* find_family(const ggml::Gguf& gguf) {
     return nullptr;
 }
 
-std::vector<float> per_layer(const ggml::Gguf& gguf, const std::string& key, int64_t n_layer) {
-    std::vector<float> values(size_t(n_layer), 0.0f);
+std::vector<float> per_layer(const ggml::Gguf& gguf, const std::string& key, int64_t n_layer,
+                             int64_t n_more) {
+    std::vector<float> values(size_t(n_layer + n_more), 0.0f);
     const ggml::Value* v = gguf.find(key);
     if (!v) return values;
-    if (!v->is_number() || (v->is_array() && int64_t(v->count()) != n_layer)) {
+    const int64_t n = v->is_array() ? int64_t(v->count()) : n_layer;
+    if (!v->is_number() || (n != n_layer && n != n_layer + n_more)) {
         refuse(gguf, Code::format, key + " is neither a number nor one for each layer");
     }
-    for (size_t i = 0; i < values.size(); i++) {
+    for (size_t i = 0; i < size_t(n); i++) {
         values[i] = float(v->number(v->is_array() ? i : 0));
         if (!std::isfinite(values[i])) refuse(gguf, Code::format, key + " is not finite");
     }
@@ -436,6 +438,17 @@ static void require_xielu(const Model& m, const FeedForward& part) {
     }
 }
 
+// Neither the operators of neurons know limits, nor the activations that change up.
+static void require_limits(const Model& m, const FeedForward& part) {
+    const char* const what = m.config.neuron_aware                       ? "neuron rows"
+                             : part.activation == Activation::drelu      ? "the activation drelu"
+                             : part.activation == Activation::swiglu_oai ? "swiglu_oai"
+                                                                         : nullptr;
+    if (!what) return;
+    refuse(m.file.gguf, Code::unsupported,
+           m.config.architecture + ".swiglu_clamp_exp and swiglu_clamp_shexp with " + what);
+}
+
 // Gives the tables of RoPE and the parts of all layers what the file says of the model as a whole.
 static void complete_parts(Model& model) {
     Config& c = model.config;
@@ -523,6 +536,7 @@ std::vector<WeightSpec> weight_specs(Model& model, const Family& family) {
             f->sparse_threshold = predictor[i];
             f->recall = recall[i];
             if (f->activation == Activation::xielu) require_xielu(model, *f);
+            if (f->limit.most != 0) require_limits(model, *f);
             for (Ffn& block : f->blocks) block.neurons.threshold = fatrelu[i];
         }
         if (fatrelu[i] != 0 && !model.config.neuron_aware) {

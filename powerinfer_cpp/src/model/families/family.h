@@ -144,6 +144,9 @@ struct LayerForm {
     bool latent = false;           // attention is over latents, see Latent
     bool gates_attention = false;  // see Attention::gated
     std::optional<ggml::GateBy> output_gate;  // Attention::gate, which is attn_gate
+    // The keys swiglu_clamp_exp and swiglu_clamp_shexp may have limits, of experts and of blocks
+    // that every row computes (FeedForward::limit).
+    bool limits_gates = false;
     // Norms of queries and keys; nothing: the family has none. With `some_lack_norms` the file
     // decides.
     std::optional<Attention::Norms> head_norms;
@@ -271,6 +274,8 @@ class Weights {
     void narrow(int64_t i, FeedForward& of);
     // The last part of layer i, whose tensors are to be added.
     FeedForward& last_feed_forward(int64_t i);
+    // FeedForward::limit, from the key {arch}.swiglu_clamp_exp or swiglu_clamp_shexp.
+    void limit_gates(int64_t i, const char* key, FeedForward& part);
     // The matrices of one block and their biases: ffn_gate + suffix, ...
     void matrices(int64_t i, const char* suffix, bool gated, FeedForward& part);
     // What neuron rows are found by.
@@ -308,8 +313,10 @@ class Weights {
     std::vector<WeightSpec>& specs_;
 };
 
-// A key with one number for all layers, or an array with one per layer; 0 if it is missing.
-std::vector<float> per_layer(const ggml::Gguf& gguf, const std::string& key, int64_t n_layer);
+// A key with one number for all layers, or an array with one per layer; 0 if it is missing. The
+// array may count n_more further layers, or not: then they have 0.
+std::vector<float> per_layer(const ggml::Gguf& gguf, const std::string& key, int64_t n_layer,
+                             int64_t n_more = 0);
 
 // Numbers the feed-forward parts and blocks of a model whose parts are complete.
 void number_parts(Model& model);

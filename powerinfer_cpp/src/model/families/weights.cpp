@@ -14,6 +14,8 @@ constexpr char kGateRows[] = "ffn_gate_rows";
 
 constexpr char kPositions[] = "position_embd.weight";
 
+constexpr char kExpertLimit[] = ".swiglu_clamp_exp", kOtherLimit[] = ".swiglu_clamp_shexp";
+
 // Each row of a batch keeps this many values. Public predictors have ranks up to a few thousand.
 constexpr int64_t kHighestRank = 1 << 16;
 
@@ -377,6 +379,19 @@ FeedForward& Weights::last_feed_forward(int64_t i) {
     return std::get<FeedForward>(m.layers[size_t(i)].parts.back().op);
 }
 
+void Weights::limit_gates(int64_t i, const char* name, FeedForward& part) {
+    const Config& c = m.config;
+    const ggml::Gguf& gguf = m.file.gguf;
+    const std::string key = c.architecture + name;
+    const float most = per_layer(gguf, key, c.n_layer, c.n_nextn)[size_t(i)];
+    if (most < 0) {
+        throw ggml::Error(ggml::Code::format,
+                          ggml::format("%s: %s is negative in layer %lld", gguf.path().c_str(),
+                                       key.c_str(), (long long)i));
+    }
+    part.limit.most = most;
+}
+
 void Weights::matrices(int64_t i, const char* suffix, bool gated, FeedForward& part) {
     const int64_t n_embd = m.config.n_embd, n_ff = part.n_ff;
     part.blocks.resize(1);
@@ -461,6 +476,9 @@ void Weights::feed_forward(int64_t i, const LayerForm& form) {
     part.scale = form.scale;
     if (*form.ffn_post_norm) post_norm(i, form.ffn_post_norm, part);
     std::get<FeedForward>(part.op).norms_values = form.inner_norms;
+    if (form.limits_gates) {
+        limit_gates(i, experts_here ? kExpertLimit : kOtherLimit, std::get<FeedForward>(part.op));
+    }
     if (!experts_here) return ffn(i, form.gated);
     part.input = LayerPart::Input::as_before;
     if (form.narrow_experts) narrow(i, std::get<FeedForward>(part.op));
@@ -471,6 +489,7 @@ void Weights::feed_forward(int64_t i, const LayerForm& form) {
     shared.input = LayerPart::Input::as_before;
     shared.scale = form.scale;
     std::get<FeedForward>(shared.op).n_ff = sizes.n_ff_shared;
+    if (form.limits_gates) limit_gates(i, kOtherLimit, std::get<FeedForward>(shared.op));
     shared_expert(i, form.gated);
 }
 
