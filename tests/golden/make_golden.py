@@ -35,6 +35,7 @@ from latent_cases import LATENTS  # noqa: E402
 from mixture_cases import GPT2, MIXTURES, STARCODER2  # noqa: E402
 from output_gate_cases import OUTPUT_GATES  # noqa: E402
 from squared_relu_cases import SQUARED_RELU  # noqa: E402
+from windowed_cases import WINDOWED  # noqa: E402
 
 ROOT = HERE.parents[1]
 N_VOCAB = 300
@@ -66,7 +67,7 @@ BASE: dict[str, Any] = {
 # Families with keys of their own take none of BASE.
 OF_OWN_KEYS = (
     *("falcon", "gpt2", "jais2", "lfm3", "muse_glimmer", "nemotron", "olmo_hybrid", "opt"),
-    *("stablelm", "starcoder2"),
+    *("stablelm", "starcoder2", "step3p7"),
 )
 SIZES = {key: BASE[key] for key in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id")}
 FALCON: dict[str, Any] = {
@@ -298,6 +299,7 @@ CASES: dict[str, dict[str, Any]] = {
     "starcoder2": STARCODER2,
     **DELTA_NETS,
     **OUTPUT_GATES,
+    **WINDOWED,
 }
 
 
@@ -305,7 +307,11 @@ def class_for(config: dict[str, Any]) -> Any:
     """transformers' class for a config.json; the automatic one does not list all."""
     import transformers
 
-    own = {"mistral4": "Mistral4ForCausalLM", "muse_glimmer": "MuseGlimmerForConditionalGeneration"}
+    own = {
+        "mistral4": "Mistral4ForCausalLM",
+        "muse_glimmer": "MuseGlimmerForConditionalGeneration",
+        "step3p7": "Step3p7ForConditionalGeneration",
+    }
     return getattr(transformers, own.get(config["model_type"], "AutoModelForCausalLM"))
 
 
@@ -370,7 +376,8 @@ def randomise(model: Any, seed: int) -> None:
 
     generator = torch.Generator().manual_seed(seed)
     kinds = ("gemma", "gemma2", "gemma3_text", "nemotron", "qwen3_next", "qwen3_5_text")
-    adds_one = model.config.model_type in (*kinds, "qwen3_5_moe_text", "muse_glimmer")
+    kinds += ("qwen3_5_moe_text", "muse_glimmer", "step3p7")
+    adds_one = model.config.model_type in kinds
     plain = ("linear_attn.norm.weight", "language_model.norm.weight")
     for name, p in sorted(model.named_parameters()):
         values = torch.randn(p.shape, generator=generator)

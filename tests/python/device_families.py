@@ -156,6 +156,10 @@ VARIANTS = {
     "Mamba-2 beside attention": "mamba:falcon",
     "gates of values, embeddings behind a norm": "muse-glimmer",
     "gates of heads by softplus, heads that differ": "laguna",
+    "limits of gates, a gate of each head": "step3",
+    "values narrower than keys, and scaled": "mimo-v2",
+    "a norm of the sum with a shared expert": "trinity",
+    "experts beside attention": "cohere2-moe",
 }
 # Those of the values above that are tests.
 TESTS = {"on_simt.py", "test_flags.cpp"}

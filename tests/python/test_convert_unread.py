@@ -13,6 +13,7 @@ from families import GOLDEN, golden, quiet
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.core.gguf import Gguf
 from safetensors.numpy import load_file, save_file
+from windowed_defaults import GRANITE, WINDOWED
 
 from powerinfer_cpp import ModelFormatError, UnsupportedModelError
 
@@ -292,12 +293,6 @@ def test_modules_of_embeddings(tmp_path: Path) -> None:
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
 _LLAMA = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "rope_scaling": None}
 _LLAMA |= {"rope_parameters": None, "tie_word_embeddings": False}
-_MULTIPLIERS = {
-    "attention_multiplier": 1.0,
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
-}
 # What transformers' configurations take for a missing key, where that is another model.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
@@ -379,8 +374,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "router_scaling_factor": 2.826,
     },
     "muse_glimmer": {},  # its keys are in text_config
-    "granite": {**_LLAMA, **_MULTIPLIERS},
-    "granitemoeshared": {**_LLAMA, **_MULTIPLIERS},
+    "granite": {**_LLAMA, **GRANITE},
+    "granitemoeshared": {**_LLAMA, **GRANITE},
     "phimoe": {
         **_LLAMA,
         "rms_norm_eps": 1e-5,
@@ -486,11 +481,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 0,
     },
 }
+DEFAULTS |= {name: {**_LLAMA, **keys} for name, keys in WINDOWED.items()}
 # What null means beside that.
 NULLS: dict[str, dict[str, dict[str, Any]]] = {
     "exaone4": {
         "sliding_window": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
     },
+    "exaone_moe": {
+        "sliding_window": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+    },
+    "mimo_v2_flash": {"attention_value_scale": {"attention_value_scale": 1.0}},
 }
 
 

@@ -502,7 +502,7 @@ def test_gguf_that_contradicts_itself(tmp_path: Path) -> None:
         *("falcon-7b", "falcon-40b", "opt", "qwen2-yarn", "qwen3", "mixtral", "qwen3-moe"),
         *("phi3-short", "stablelm", "stablelm-parallel", "gemma", "gemma2", "gemma3", "gpt2"),
         *("olmoe", "hunyuan", "granite-moe", "gpt-oss", "muse-glimmer"),
-        *("glm4", "olmo3", "cohere2", "starcoder2"),
+        *("glm4", "olmo3", "cohere2", "starcoder2", "mellum", "granite-moe-swa"),
     ],
 )
 def test_neuron_aware(name: str, tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ constexpr Rule kDecisive[] = {
          const bool wide = !v.is_array() && v.is_integer() && v.integer() >= m.config.n_ctx;
          return wide || only(v, {0});
      }},
+    {"attention.rope_pattern", neutral::on},
     {"attention.key_length_*", neutral::head},
     {"attention.value_length_*", neutral::head},
     {"attention.*_lora_rank", neutral::off},

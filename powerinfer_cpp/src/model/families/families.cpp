@@ -139,7 +139,7 @@ const std::vector<Family>& all_families() {
               &kGemma4Families,    &kGemmaFamilies,   &kGpt2Families,         &kGptOssFamilies,
               &kKimiDeltaFamilies, &kLagunaFamilies,  &kLfm2Families,         &kMuseGlimmerFamilies,
               &kNemotronHFamilies, &kOptFamilies,     &kSmallThinkerFamilies, &kSquaredReluFamilies,
-              &kStableLmFamilies}) {
+              &kStableLmFamilies,  &kWindowedFamilies}) {
             found.insert(found.end(), group->begin(), group->end());
         }
         return found;
@@ -390,6 +390,11 @@ void add_window_rope(const ggml::Gguf& gguf, Config& c, Rope missing, int64_t wi
     }
     missing.scaled = false;
     c.ropes.push_back(missing);
+}
+
+bool has_windows(const Model& model, WindowPattern missing) {
+    const std::vector<int64_t> windows = read_windows(model, missing);
+    return std::any_of(windows.begin(), windows.end(), [](int64_t n) { return n > 0; });
 }
 
 const ggml::Value* layer_flags(const Model& model, const std::string& key) {

@@ -2,6 +2,7 @@
 // is one file per family or group of similar families; families.cpp has the list.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,7 @@ extern const std::vector<Family> kGemma4Families;
 extern const std::vector<Family> kGptOssFamilies;
 extern const std::vector<Family> kLagunaFamilies;
 extern const std::vector<Family> kSmallThinkerFamilies;
+extern const std::vector<Family> kWindowedFamilies;  // afmoe, exaone-moe, mellum, mimo2...
 
 // recurrent/: with states
 extern const std::vector<Family> kDeltaNetFamilies;  // qwen3next, qwen35, olmo-hybrid...
@@ -121,6 +123,8 @@ struct WindowPattern {
 // The windows of all layers, from {arch}.attention.sliding_window and sliding_window_pattern: a
 // period, or an array with a flag per layer, 1 for a window.
 std::vector<int64_t> read_windows(const Model& model, WindowPattern missing);
+// Has any layer one?
+bool has_windows(const Model& model, WindowPattern missing);
 // A rotation of layers with a window, which is not scaled, behind the others: {arch}.rope.
 // freq_base_swa and dimension_count_swa, where the file has them. width: of a head there.
 void add_window_rope(const ggml::Gguf& gguf, Config& c, Rope missing, int64_t width);
@@ -163,11 +167,14 @@ struct LayerForm {
 // Norms only behind both parts.
 LayerForm norms_behind(Attention::Norms head_norms);
 
-// For Llama's relatives: the epsilon of RMSNorm; with RoPE's pairs (i, i + n_rot / 2); and the
-// tensors of a model whose layers all have this form, and the windows that the keys name.
+// For Llama's relatives: the epsilon of RMSNorm; and with RoPE's pairs (i, i + n_rot / 2).
 void configure_llama(const ggml::Gguf& gguf, Config& c);
 void configure_halves(const ggml::Gguf& gguf, Config& c);
-void llama_weights(Model& model, std::vector<WeightSpec>& specs, const LayerForm& form);
+// The tensors of a model whose layers all have this form, and the windows that the keys name, or
+// `missing`. finish(i, attention) adds what is special in layer i.
+using FinishLayer = std::function<void(int64_t i, Attention& attention)>;
+void llama_weights(Model& model, std::vector<WeightSpec>& specs, const LayerForm& form,
+                   const WindowPattern& missing = {0, 0}, const FinishLayer& finish = nullptr);
 
 // For attention over latents: the epsilon of RMSNorm, and what YaRN multiplies.
 void configure_latents(const ggml::Gguf& gguf, Config& c);

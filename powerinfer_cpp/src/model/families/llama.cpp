@@ -24,13 +24,16 @@ LayerForm norms_behind(Attention::Norms head_norms) {
     return form;
 }
 
-void llama_weights(Model& m, std::vector<WeightSpec>& specs, const LayerForm& form) {
+void llama_weights(Model& m, std::vector<WeightSpec>& specs, const LayerForm& form,
+                   const WindowPattern& missing, const FinishLayer& finish) {
     Weights w(m, specs);
     w.embedding_and_head();
-    const std::vector<int64_t> windows = read_windows(m, {0, 0});
+    const std::vector<int64_t> windows = read_windows(m, missing);
     for (int64_t i = 0; i < m.config.n_layer; i++) {
         w.layer(i, form);
-        m.layers[size_t(i)].find<Attention>()->window = windows[size_t(i)];
+        Attention& a = *m.layers[size_t(i)].find<Attention>();
+        a.window = windows[size_t(i)];
+        if (finish) finish(i, a);
     }
 }
 

@@ -94,7 +94,12 @@ void Weights::embedding_and_head(const char* last_norm) {
 
 void Weights::rope_factors() {
     const int64_t n = m.config.ropes[0].n_rot / 2;
-    optional(Part::norms, "rope_freqs.weight", n, &m.rope_factors);
+    // There may be some for a whole head of which a part rotates. The first ones count.
+    const std::string factors = "rope_freqs.weight";
+    const ggml::TensorInfo* const there = m.file.gguf.find_tensor(factors);
+    const int64_t whole = layer_sizes(m.file.gguf, m.config, 0).head_dim / 2;
+    optional(Part::norms, factors, there && there->ne[0] == whole ? std::max(n, whole) : n,
+             &m.rope_factors);
     if (m.config.rope_scaling.kind != RopeScaling::Kind::longrope) return;
     vector(Part::norms, "rope_factors_long.weight", n, &m.rope_long);
     vector(Part::norms, "rope_factors_short.weight", n, &m.rope_short);
@@ -474,7 +479,7 @@ void Weights::feed_forward(int64_t i, const LayerForm& form) {
     }
     LayerPart& part = add_feed_forward(i, experts_here ? "" : form.ffn_norm);
     part.scale = form.scale;
-    if (*form.ffn_post_norm) post_norm(i, form.ffn_post_norm, part);
+    if (*form.ffn_post_norm && !sizes.n_ff_shared) post_norm(i, form.ffn_post_norm, part);
     std::get<FeedForward>(part.op).norms_values = form.inner_norms;
     if (form.limits_gates) {
         limit_gates(i, experts_here ? kExpertLimit : kOtherLimit, std::get<FeedForward>(part.op));
@@ -488,6 +493,9 @@ void Weights::feed_forward(int64_t i, const LayerForm& form) {
     LayerPart& shared = add_feed_forward(i, "");
     shared.input = LayerPart::Input::as_before;
     shared.scale = form.scale;
+    if (*form.ffn_post_norm) {
+        norm(blk(i, form.ffn_post_norm), &shared.sum_norm.emplace(), m.config.n_embd);
+    }
     std::get<FeedForward>(shared.op).n_ff = sizes.n_ff_shared;
     if (form.limits_gates) limit_gates(i, kOtherLimit, std::get<FeedForward>(shared.op));
     shared_expert(i, form.gated);

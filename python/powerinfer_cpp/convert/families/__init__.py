@@ -37,8 +37,16 @@ from .mixtures.laguna import Laguna
 from .mixtures.mixture import Dots1, Glm4Moe, MiniMaxM2, Olmoe, Qwen2Moe, Qwen3Moe, SolarOpen
 from .mixtures.phimoe import PhiMoe
 from .mixtures.smallthinker import SmallThinker
+from .mixtures.step import Step
+from .mixtures.windowed import Cohere2Moe, ExaoneMoe, Mellum, MiMoV2, Trinity
 from .recurrent.delta_net import OlmoHybrid, Qwen3Next, Qwen35, Qwen35Moe
-from .recurrent.granite import Granite, GraniteMoe, granite_hybrid
+from .recurrent.granite import (
+    Granite,
+    GraniteMoe,
+    GraniteMoeWithSinks,
+    WithSinks,
+    granite_hybrid,
+)
 from .recurrent.kimi_delta import BailingHybrid, KimiLinear
 from .recurrent.lfm2 import Lfm2, Lfm2Moe, Lfm3
 from .recurrent.mamba2 import FalconH1, nemotron_h
@@ -71,6 +79,13 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "hunyuan_v1_dense": Hunyuan,
     "hunyuan_v1_moe": HunyuanMoe,
     "minimax_m2": MiniMaxM2,
+    "afmoe": Trinity,
+    "exaone_moe": ExaoneMoe,
+    "mellum": Mellum,
+    "step3p7": Step,  # with images; the text part is converted
+    "step3p5": Step,
+    "mimo_v2_flash": MiMoV2,
+    "cohere2_moe": Cohere2Moe,
     "dots1": Dots1,
     "laguna": Laguna,
     "hy_v3": HyV3,
@@ -79,6 +94,8 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "granitemoe": GraniteMoe,
     "granitemoeshared": GraniteMoe,
     "granitemoehybrid": granite_hybrid,
+    "granite_swa": WithSinks,
+    "granitemoe_swa": GraniteMoeWithSinks,
     "phimoe": PhiMoe,
     "deepseek_v2": DeepSeekV2,
     "deepseek_v3": DeepSeekV3,

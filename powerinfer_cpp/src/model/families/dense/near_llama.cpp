@@ -16,35 +16,9 @@ constexpr int64_t kDensePeriod = 4;  // of layers of another kind, where the fil
 
 using Specs = std::vector<WeightSpec>;
 
-// The layers, with their windows; finish(i, attention) adds what is special in layer i.
-template <typename F>
-void weights_of_dense(Model& m, Specs& specs, const LayerForm& form, int64_t period,
-                      const F& finish) {
-    Weights w(m, specs);
-    w.embedding_and_head();
-    const std::vector<int64_t> windows = read_windows(m, {0, period});
-    for (int64_t i = 0; i < m.config.n_layer; i++) {
-        w.layer(i, form);
-        Attention& a = *m.layers[size_t(i)].find<Attention>();
-        a.window = windows[size_t(i)];
-        finish(i, a);
-    }
-}
-
-void weights_of_dense(Model& m, Specs& specs, const LayerForm& form) {
-    weights_of_dense(m, specs, form, 0, [](int64_t, Attention&) {});
-}
-
-bool has_windows(const Model& m) {
-    for (const int64_t window : read_windows(m, {0, kDensePeriod})) {
-        if (window) return true;
-    }
-    return false;
-}
-
 // SmolLM3: every fourth layer has no positions.
 void weights_smollm3(Model& m, Specs& specs) {
-    weights_of_dense(m, specs, {}, 0, [&](int64_t i, Attention& a) {
+    llama_weights(m, specs, {}, {0, 0}, [&](int64_t i, Attention& a) {
         if (!rotates(m, i, (i + 1) % kDensePeriod != 0)) a.rope = -1;
     });
 }
@@ -64,7 +38,7 @@ void configure_mistral3(const ggml::Gguf& gguf, Config& c) {
 void weights_mistral3(Model& m, Specs& specs) {
     const std::string key = m.config.architecture + ".attention.temperature_scale";
     const double growth = m.file.gguf.number(key, 0, 1e3, 0);
-    weights_of_dense(m, specs, {}, 0, [&](int64_t, Attention& a) {
+    llama_weights(m, specs, {}, {0, 0}, [&](int64_t, Attention& a) {
         a.growth = growth;
         a.growth_ctx = int64_t(m.config.rope_scaling.original_ctx);
     });
@@ -74,7 +48,7 @@ void weights_mistral3(Model& m, Specs& specs) {
 void weights_seed_oss(Model& m, Specs& specs) {
     LayerForm form;
     form.ffn_norm = "post_attention_norm";
-    weights_of_dense(m, specs, form);
+    llama_weights(m, specs, form);
 }
 
 // GLM-4: norms before and behind both parts.
@@ -82,31 +56,29 @@ void weights_glm4(Model& m, Specs& specs) {
     LayerForm form;
     form.attention_post_norm = "post_attention_norm";
     form.ffn_post_norm = "post_ffw_norm";
-    weights_of_dense(m, specs, form);
+    llama_weights(m, specs, form);
 }
 
 // OLMo 3, with windows, has a rotation of its own there, which is not scaled.
 void configure_olmo2(const ggml::Gguf& gguf, Config& c) {
     configure_halves(gguf, c);
-    const double base =
-        gguf.number(c.architecture + ".rope.freq_base_swa", 1e-3, 1e12, c.ropes[0].base);
-    c.ropes.push_back({base, c.ropes[0].n_rot, false});
+    add_window_rope(gguf, c, c.ropes[0], c.ropes[0].n_rot);
 }
 
 void weights_olmo2(Model& m, Specs& specs) {
-    weights_of_dense(m, specs, norms_behind(Attention::Norms::whole_row), kDensePeriod,
-                     [](int64_t, Attention& a) {
-                         if (a.window) a.rope = 1;
-                     });
+    llama_weights(m, specs, norms_behind(Attention::Norms::whole_row), {0, kDensePeriod},
+                  [](int64_t, Attention& a) {
+                      if (a.window) a.rope = 1;
+                  });
 }
 
 // EXAONE 4: a model with windows rotates only there.
 void weights_exaone4(Model& m, Specs& specs) {
-    const bool windows = has_windows(m);
-    weights_of_dense(m, specs, norms_behind(Attention::Norms::by_head), kDensePeriod,
-                     [&](int64_t i, Attention& a) {
-                         if (!rotates(m, i, !windows || a.window)) a.rope = -1;
-                     });
+    const bool windows = has_windows(m, {0, kDensePeriod});
+    llama_weights(m, specs, norms_behind(Attention::Norms::by_head), {0, kDensePeriod},
+                  [&](int64_t i, Attention& a) {
+                      if (!rotates(m, i, !windows || a.window)) a.rope = -1;
+                  });
 }
 
 // Command R7B and later (Cohere 2): attention and feed-forward block read the same norm, a
@@ -123,7 +95,7 @@ void weights_cohere2(Model& m, Specs& specs) {
     LayerForm form;
     form.ffn_norm = form.attention_norm;
     form.parallel = true;
-    weights_of_dense(m, specs, form, kDensePeriod, [&](int64_t i, Attention& a) {
+    llama_weights(m, specs, form, {0, kDensePeriod}, [&](int64_t i, Attention& a) {
         if (!rotates(m, i, a.window > 0)) a.rope = -1;
     });
 }
@@ -133,7 +105,7 @@ void weights_apertus(Model& m, Specs& specs) {
     LayerForm form;
     form.gated = false;
     form.head_norms = Attention::Norms::by_head;
-    weights_of_dense(m, specs, form);
+    llama_weights(m, specs, form);
     if (m.config.activation != Activation::xielu) return;
     const auto read = [&](const char* key) {
         if (!m.file.gguf.find(key)) {
@@ -159,7 +131,7 @@ void configure_starcoder2(const ggml::Gguf& gguf, Config& c) {
 void weights_starcoder2(Model& m, Specs& specs) {
     LayerForm form;
     form.gated = false;
-    weights_of_dense(m, specs, form);
+    llama_weights(m, specs, form);
 }
 
 }  // namespace

@@ -8,6 +8,9 @@ using ggml::Activation;
 
 namespace {
 
+// Where the file does not say: the first layer of each sees all positions.
+constexpr int64_t kGranitePeriod = 4;
+
 // A multiplier; 0 and a missing key stand for `missing`.
 float multiplier(const ggml::Gguf& gguf, const Config& c, const char* key, double missing = 1) {
     const double value = gguf.number(c.architecture + key, 0, 1e6, missing);
@@ -46,12 +49,29 @@ void weights_granite(Model& m, std::vector<WeightSpec>& specs) {
     }
 }
 
+// Granite with windows: every head has a sink, and the file says which layers rotate.
+void weights_granite_swa(Model& m, std::vector<WeightSpec>& specs) {
+    const ggml::Gguf& gguf = m.file.gguf;
+    Weights w(m, specs);
+    LayerForm form;
+    form.scale = multiplier(gguf, m.config, ".residual_scale");
+    const ggml::Value* const rotates =
+        layer_flags(m, m.config.architecture + ".attention.rope_pattern");
+    const WindowPattern missing{0, kGranitePeriod, WindowPattern::Global::first};
+    llama_weights(m, specs, form, missing, [&](int64_t i, Attention& a) {
+        a.scale = multiplier(gguf, m.config, ".attention.scale", double(a.scale));
+        if (rotates && !rotates->integer(uint64_t(i))) a.rope = -1;
+        w.vector(Part::attention, blk(i, "attn_sinks.weight"), a.n_head, &a.sinks);
+    });
+}
+
 }  // namespace
 
 const std::vector<Family> kGraniteFamilies = {
     Family{"granite", configure_granite, weights_granite},
     Family{"granitemoe", configure_granite, weights_granite}.of_experts(),
     Family{"granitehybrid", configure_granite, weights_granite}.of_hybrid_layers(),
+    Family{"granite_swa", configure_granite, weights_granite_swa},
 };
 
 }  // namespace powerinfer

@@ -43,6 +43,11 @@ def layer_windows(
     return config.integer("sliding_window"), slides
 
 
+def layer_kinds(slides: list[bool]) -> list[str]:
+    """What layer_types says of such windows."""
+    return [f"{'sliding' if window else 'full'}_attention" for window in slides]
+
+
 def rotation_entries(rotates: list[bool], usual: list[bool]) -> Iterator[Entry]:
     """Our own key for layers that rotate otherwise than the architecture's usually do."""
     if rotates != usual:
@@ -279,7 +284,7 @@ class Cohere2(Llama):
 
     def entries(self) -> Iterator[Entry]:
         yield from super().entries()
-        yield float32("cohere2.logit_scale", self.logit_scale)
+        yield float32(f"{self.architecture}.logit_scale", self.logit_scale)
 
 
 class Apertus(Llama):

@@ -268,6 +268,7 @@ class GroupedMixture(Mixture):
     """The router of DeepSeek V3: sigmoids, a bias for the choice, groups of experts, a scale."""
 
     expert_keys = ("n_routed_experts", "num_local_experts")
+    shared_keys = ("n_shared_experts",)
     choice_bias = "gate.e_score_correction_bias"
     shared = "mlp.shared_experts"
     gating = SIGMOID
@@ -275,16 +276,17 @@ class GroupedMixture(Mixture):
     default_normalise = True
     default_dense = 0
     default_shared = 0
+    default_scale = 1.0
 
     def __init__(self, config: Config):
         super().__init__(config)
         self.normalise = config.flag("norm_topk_prob", self.default_normalise)
-        self.expert_scale = config.number("routed_scaling_factor", default=1.0)
+        self.expert_scale = config.number("routed_scaling_factor", default=self.default_scale)
         self.groups = (
             config.integer("n_group", default=1),
             config.integer("topk_group", default=1),
         )
-        self.share(config.integer("n_shared_experts", default=self.default_shared, least=0))
+        self.share(config.integer(*self.shared_keys, default=self.default_shared, least=0))
         if config.values.get("scoring_func") not in (None, "sigmoid", "noaux_tc"):
             raise self.refuse(f"{self.architecture} whose scores are no sigmoids (scoring_func)")
         if config.values.get("topk_method") not in (None, "noaux_tc"):

@@ -2,12 +2,14 @@
 in the place of attention in most layers."""
 
 from collections.abc import Iterator
+from typing import Any, ClassVar
 
 from ....core.errors import ModelFormatError
 from ...activations import RELUS
-from ...config import Config
+from ...config import Asked, Config
 from ...tensors import Output, Weights, from_weight, transposed
 from ...writer import Entry, array, boolean, float32, replaced
+from ..dense.near_llama import layer_kinds, layer_windows
 from ..family import Family
 from ..llama import Llama
 from ..mixtures.mixture import Mixture
@@ -66,6 +68,88 @@ def gate_and_up(
     for part, first in (("gate", 0), ("up", n_ff)):
         name = ours.format(part=part) + ".weight"
         yield from_weight(name, both.between(first, first + n_ff))
+
+
+class WithSinks(Granite):
+    """Windows in most layers, a sink for each head, and a rotation in some layers."""
+
+    architecture = "granite_swa"
+    default_eps = 1e-5
+    lists_windows = True
+    has_rope_factors = False
+    tied = True
+    defaults: ClassVar[dict[str, Any]] = {"sliding_window": 128, "num_key_value_heads": 4}
+
+    def __init__(self, config: Config):
+        self.config = config = config.completed(**self.defaults)
+        bases = config.layer_switches("layer_rope_theta", config.integer("num_hidden_layers"))
+        self.rotates = None if bases is None else [base != 0 for base in bases]
+        found = {base for base in bases or [] if base != 0}
+        if len(found) > 1:
+            raise self.refuse("granite_swa with several bases in layer_rope_theta")
+        if found:  # its base counts, whatever rope_parameters have
+            base = found.pop()
+            whole = config.values.get("rope_parameters")
+            if isinstance(whole, Asked):
+                changed = Asked({**whole, "rope_theta": base}, whole.asked)
+                config.values["rope_parameters"] = changed
+            config.values["rope_theta"] = base
+        config.known("no_rope_layers", "rope_theta")
+        super().__init__(config)
+
+    def read_window(self) -> tuple[int, list[bool]]:
+        config = self.config
+        if config.values.get("layer_types") is None:
+            config = config.completed()
+            config.values["layer_types"] = layer_kinds([i % 4 != 0 for i in range(self.n_layer)])
+        return layer_windows(config, self.n_layer, 0)
+
+    def entries(self) -> Iterator[Entry]:
+        yield from super().entries()
+        if self.rotates is not None:
+            yield array("granite_swa.attention.rope_pattern", "BOOL", self.rotates)
+
+    def attention(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
+        yield from super().attention(weights, theirs, block)
+        sinks = weights.take(f"{theirs}.sinks", self.n_head)
+        yield from_weight(f"{block}.attn_sinks.weight", sinks)
+
+
+class GraniteMoeWithSinks(WithSinks, GraniteMoe):
+    """Gate and up of experts are in one tensor, as llama.cpp has them for this architecture."""
+
+    default_eps = 1e-6
+    tied = False
+    router = "router"
+    all_experts = ("experts.gate_up_proj", "experts.down_proj")
+    defaults: ClassVar[dict[str, Any]] = {
+        "sliding_window": 128,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    }
+
+    def fused_experts(self, weights: Weights, moe: str, block: str, turn: bool) -> Iterator[Output]:
+        if turn:
+            yield from super().fused_experts(weights, moe, block, turn)
+            return
+        n, ff, n_embd = self.n_expert, self.n_ff, self.n_embd
+        for theirs, ours, shape in (
+            (self.all_experts[0], "ffn_gate_up_exps", (n, 2 * ff, n_embd)),
+            (self.all_experts[1], "ffn_down_exps", (n, n_embd, ff)),
+        ):
+            yield from_weight(f"{block}.{ours}.weight", weights.take(f"{moe}.{theirs}", *shape))
+
+    def shared_expert(
+        self, weights: Weights, theirs: str, block: str, turn: bool
+    ) -> Iterator[Output]:
+        if turn:
+            yield from super().shared_expert(weights, theirs, block, turn)
+            return
+        for name, ours, shape in (
+            ("input_linear", "ffn_up_shexp", (2 * self.n_ff_shared, self.n_embd)),
+            ("output_linear", "ffn_down_shexp", (self.n_embd, self.n_ff_shared)),
+        ):
+            yield from self.linear(weights, f"{theirs}.{name}", f"{block}.{ours}", shape)
 
 
 def granite_hybrid(config: Config) -> Family:
