@@ -43,13 +43,14 @@ void test_convolve(convolve_fn fn, convolve_fn generic, DType) {
             for (bool silu : {false, true}) {
                 const auto weight = random_floats((channels + 5) * taps),
                            bias = random_floats(channels + 5);
-                const Convolution how = {channels + 5, taps, weight.data(),
-                                         silu ? bias.data() : nullptr, silu};
+                const Convolution how = {channels + 5,  taps,
+                                         weight.data(), silu ? bias.data() : nullptr,
+                                         silu,          taps == 7 ? 2 : 1};
                 const int64_t width = channels + 5;
                 const auto call = [&](convolve_fn f, const StateRows& sequence,
                                       const std::vector<float>& x, float* y) {
                     std::fill_n(y, sequence.n * width, 0.0f);
-                    const int64_t past = (taps - 1) * width;  // only some channels are written
+                    const int64_t past = how.state();  // only some channels are written
                     if (sequence.after != sequence.before) {
                         std::fill_n(sequence.after, past, 0.0f);
                     }

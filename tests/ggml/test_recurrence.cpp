@@ -132,9 +132,11 @@ double softplus_of(double x) {
 }
 
 // x begins with the second value of its row, y with the third or, in place, where x does.
-void test_convolve(int64_t channels, int64_t taps, bool biased, bool silu, bool in_place) {
+void test_convolve(int64_t channels, int64_t taps, bool biased, bool silu, bool in_place,
+                   int64_t dilation = 1) {
     const Floats weight = random_floats(channels * taps), bias = random_floats(channels);
-    const Convolution how = {channels, taps, weight.data(), biased ? bias.data() : nullptr, silu};
+    const Convolution how = {channels, taps,    weight.data(), biased ? bias.data() : nullptr,
+                             silu,     dilation};
     const int64_t width = channels + 3;
     Op op{width, width, how.state(), {}, {}};
     op.call = [=](Context& context, const StateRows* sequences, int64_t n, Floats& rows,
@@ -153,9 +155,11 @@ void test_convolve(int64_t channels, int64_t taps, bool biased, bool silu, bool 
         for (int64_t t = 0; t < n; t++) {
             for (int64_t c = 0; c < channels; c++) {
                 double sum = biased ? bias[size_t(c)] : 0;
-                for (int64_t j = std::max<int64_t>(0, taps - 1 - t); j < taps; j++) {
-                    sum += double(weight[size_t(c * taps + j)]) *
-                           rows[size_t((t - taps + 1 + j) * width + c + 1)];
+                for (int64_t j = 0; j < taps; j++) {
+                    const int64_t from = t - (taps - 1 - j) * dilation;
+                    if (from < 0) continue;
+                    sum +=
+                        double(weight[size_t(c * taps + j)]) * rows[size_t(from * width + c + 1)];
                 }
                 out[size_t(t * width + c + (in_place ? 1 : 2))] = silu ? silu_of(sum) : sum;
             }
@@ -367,6 +371,9 @@ void test_all(const char*) {
     test_convolve(128, 4, false, true, false);
     test_convolve(33, 1, true, false, true);
     test_convolve(5, kMostTaps, true, true, true);
+    test_convolve(300, 4, false, true, true, 3);
+    test_convolve(7, 2, true, false, false, kMostTaps);
+    test_convolve(7, 1, true, false, false, 5);
     test_mamba2(4, 16, 2, 8);
     test_mamba2(6, 24, 2, 16, true);
     test_mamba2(3, 5, 1, 7);

@@ -125,9 +125,10 @@ void copy_heads(Context& context, const Heads& from, int64_t n, int64_t n_head, 
                 const Heads& to);
 
 // RMSNorm (arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight. x, y: [rows, n], with rows
-// that begin `stride` values apart; 0: n. weight null: 1.
+// that begin `stride` values apart; 0: n. weight: [n_weights, n], row t has those of t % n_weights;
+// null: 1.
 void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows,
-              int64_t n, float* y, int64_t stride = 0);
+              int64_t n, float* y, int64_t stride = 0, int64_t n_weights = 1);
 
 // y /= sqrt(mean(x^2) + eps), row by row. x: [rows, n]; y: [rows, width].
 void divide_by_rms(Context& context, const float* x, float eps, int64_t rows, int64_t n,

@@ -19,16 +19,19 @@ struct StateRows {
     float* after = nullptr;         // the state after the last row; may be `before`
 };
 
-// A causal convolution of each channel: y(t) = bias + sum_j weight[j] x(t - taps + 1 + j), and then
-// silu(y). The state is the last taps - 1 columns of x, [taps - 1, channels], the oldest first.
+// A causal convolution of each channel: y(t) = bias + sum_j weight[j] x(t - (taps - 1 - j)
+// dilation), and then silu(y). The state is the last past() columns of x, [past, channels], the
+// oldest first.
 constexpr int64_t kMostTaps = 16;
 struct Convolution {
     int64_t channels = 0, taps = 0;  // taps: 1 to kMostTaps
     const float* weight = nullptr;   // [channels, taps]
     const float* bias = nullptr;     // [channels] or null
     bool silu = false;
+    int64_t dilation = 1;  // positions from tap to tap
 
-    int64_t state() const { return (taps - 1) * channels; }
+    int64_t past() const { return (taps - 1) * dilation; }  // kMostTaps at most
+    int64_t state() const { return past() * channels; }
 };
 // Rows t of x and y begin at x + t * x_row and y + t * y_row. y may be x.
 void convolve(Context& context, const Convolution& how, const StateRows* sequences,

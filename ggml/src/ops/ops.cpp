@@ -290,12 +290,13 @@ Input InputBuffer::gather(Context& context, const Input& from, const int32_t* ro
 }
 
 void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows,
-              int64_t n, float* y, int64_t stride) {
+              int64_t n, float* y, int64_t stride, int64_t n_weights) {
     const OpTimer timer(context.profile, "rms_norm");
     if (stride == 0) stride = n;
     context.threads.run(rows, cpu::row_grain(n), [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) {
-            context.kernels.rms_norm[kF32](x + t * stride, weight, eps, n, y + t * stride);
+            const float* const own = weight ? weight + t % n_weights * n : nullptr;
+            context.kernels.rms_norm[kF32](x + t * stride, own, eps, n, y + t * stride);
         }
     });
 }

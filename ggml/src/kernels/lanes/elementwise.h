@@ -188,17 +188,19 @@ void rope(float* x, int64_t n_head, int64_t head_dim, const float* cos_sin, int6
     }
 }
 
-// What convolve() keeps of some channels: weights, and the last taps - 1 columns of x in a ring,
-// column t in place t % (taps - 1).
+// What convolve() keeps of some channels: weights, and the last columns of x in a ring, column t in
+// place t % past().
 struct Convolved {
     float weight[kMostTaps][kConvolved], columns[kMostTaps][kConvolved], bias[kConvolved];
     float sum[kConvolved];
 };
 
-// A row of n channels, and x in the place of the oldest column. known: taps, or 0 for any number.
+// A row of n channels, and x in the place of the oldest column. known: taps without dilation, or 0
+// for any.
 template <int64_t known>
-inline void convolve_row(Convolved& v, int64_t taps, int64_t t, const float* x, int64_t n) {
-    const int64_t past = (known ? known : taps) - 1;
+inline void convolve_row(Convolved& v, const Convolution& how, int64_t t, const float* x,
+                         int64_t n) {
+    const int64_t past = known ? known - 1 : how.past();
     if (known) {  // all taps in one loop
         float* columns[known + 1];
         for (int64_t j = 0; j < past; j++) columns[j] = v.columns[(t + j) % past];
@@ -208,12 +210,13 @@ inline void convolve_row(Convolved& v, int64_t taps, int64_t t, const float* x, 
             v.sum[c] = sum + v.weight[past][c] * x[c];
         }
     } else {
+        const int64_t last = how.taps - 1;
         for (int64_t c = 0; c < n; c++) v.sum[c] = v.bias[c];
-        for (int64_t j = 0; j < past; j++) {
-            const float* column = v.columns[(t + j) % past];
+        for (int64_t j = 0; j < last; j++) {
+            const float* column = v.columns[(t + j * how.dilation) % past];
             for (int64_t c = 0; c < n; c++) v.sum[c] += v.weight[j][c] * column[c];
         }
-        for (int64_t c = 0; c < n; c++) v.sum[c] += v.weight[past][c] * x[c];
+        for (int64_t c = 0; c < n; c++) v.sum[c] += v.weight[last][c] * x[c];
     }
     if (past == 0) return;
     float* column = v.columns[t % past];
@@ -223,7 +226,7 @@ inline void convolve_row(Convolved& v, int64_t taps, int64_t t, const float* x, 
 template <int64_t known>
 void convolve_some(const Convolution& how, int64_t first, int64_t n, const StateRows& sequence,
                    const float* x, int64_t x_row, float* y, int64_t y_row) {
-    const int64_t taps = known ? known : how.taps, past = taps - 1;
+    const int64_t taps = known ? known : how.taps, past = known ? known - 1 : how.past();
     Convolved v;
     const float* weight = how.weight + first * taps;
     const auto fetch = [](const float* p, int64_t count) {
@@ -249,7 +252,7 @@ void convolve_some(const Convolution& how, int64_t first, int64_t n, const State
         if (t + 1 < sequence.n) {  // too short a run for the processor's own prefetchers
             fetch(x + sequence.rows[t + 1] * x_row + first, n);
         }
-        convolve_row<known>(v, taps, t, x + sequence.rows[t] * x_row + first, n);
+        convolve_row<known>(v, how, t, x + sequence.rows[t] * x_row + first, n);
         if (how.silu) activate(Activation::silu, 0, v.sum, n);
         float* out = y + sequence.rows[t] * y_row + first;
         for (int64_t c = 0; c < n; c++) out[c] = v.sum[c];
@@ -263,9 +266,10 @@ void convolve_some(const Convolution& how, int64_t first, int64_t n, const State
 
 void convolve(const Convolution& how, int64_t first, int64_t n, const StateRows& sequence,
               const float* x, int64_t x_row, float* y, int64_t y_row) {
-    const auto some = how.taps == 4   ? convolve_some<4>
-                      : how.taps == 3 ? convolve_some<3>
-                                      : convolve_some<0>;
+    const auto some = how.dilation != 1 ? convolve_some<0>
+                      : how.taps == 4   ? convolve_some<4>
+                      : how.taps == 3   ? convolve_some<3>
+                                        : convolve_some<0>;
     some(how, first, n, sequence, x, x_row, y, y_row);
 }
 
