@@ -16,7 +16,9 @@ struct Told {
 
     void say(const std::string& what) { log += (log.empty() ? "" : ", ") + what; }
     void begin(const LayerPart&) {}
-    void read(const std::optional<NormWeights>& norm) { say(norm ? "read norm" : "read"); }
+    void read(const LayerPart& part) {
+        say(part.mix ? "read mixed" : part.norm ? "read norm" : "read");
+    }
     Rows stream() { return "x"; }
     Rows room(bool waits) { return waits ? "b" : "a"; }
     void route(const Router&, const FeedForward& experts, size_t) {

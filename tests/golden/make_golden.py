@@ -376,7 +376,7 @@ def randomise(model: Any, seed: int) -> None:
 
     generator = torch.Generator().manual_seed(seed)
     kinds = ("gemma", "gemma2", "gemma3_text", "nemotron", "qwen3_next", "qwen3_5_text")
-    kinds += ("qwen3_5_moe_text", "muse_glimmer", "step3p7")
+    kinds += ("qwen3_5_moe_text", "muse_glimmer", "step3p7", "qwen4_exp_text")
     adds_one = model.config.model_type in kinds
     plain = ("linear_attn.norm.weight", "language_model.norm.weight")
     for name, p in sorted(model.named_parameters()):

@@ -65,6 +65,7 @@ EXPERTS_IN_ROWS = ("mixtral", "gpt-oss", "qwen3-moe", "mamba:nemotron-moe")
 KEPT: dict[str, str] = {
     "turbosparse": "experts with predictors keep to the CPU",
     "rows:gpt-oss": "neuron rows with the activation swiglu_oai keep to the CPU",
+    "qwen4-exp": "layers with several residual streams keep to the CPU",
     "rows:bitnet": "neuron rows whose values are normed keep to the CPU",
 }
 

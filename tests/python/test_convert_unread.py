@@ -314,6 +314,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3_next": {**_LLAMA, "intermediate_size": 8, "norm_topk_prob": True},
     "qwen3_5_text": {**_LLAMA, "tie_word_embeddings": True},
     "qwen3_5_moe_text": {**_LLAMA, "tie_word_embeddings": True},
+    "qwen4_exp_text": {**_LLAMA, "output_gate_type": "silu"},
     "lfm2": {**_LLAMA, "norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": True},
     "lfm2_moe": {
         **_LLAMA,

@@ -15,7 +15,7 @@ from powerinfer_cpp.core.model import Model
 from powerinfer_cpp.core.session import Session
 
 KINDS = [
-    *("lfm2-moe", "lfm3", "qwen3-next", "qwen3-5", "olmo-hybrid", "kimi-linear"),
+    *("lfm2-moe", "lfm3", "qwen3-next", "qwen3-5", "olmo-hybrid", "kimi-linear", "qwen4-exp"),
     *("nemotron-wide", "granite-moe", "falcon", "guessing"),
 ]
 N_CTX, N_SEQ, STEPS = 256, 3, 60

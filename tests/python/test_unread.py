@@ -57,6 +57,7 @@ CASES = {
     "qwen35": "qwen3-5",
     "qwen35moe": "qwen3-5-moe",
     "olmo-hybrid": "olmo-hybrid",
+    "qwen4exp": "qwen4-exp",
     "lfm2": "lfm2",
     "lfm2moe": "lfm2-moe",
     "lfm3": "lfm3",

@@ -30,6 +30,8 @@ class File {
     // Throws Error(format) if the file was written to since it was opened: what was read before
     // this call may be of two files. That its name went to another one changes nothing.
     void require_unchanged() const;
+    // Is its name still its own? Another file may have got it, or it was removed.
+    bool is_named() const;
 
  private:
     friend class Mapping;

@@ -107,6 +107,12 @@ void File::require_unchanged() const {
     throw Error(Code::format, path_ + ": was changed while it was open");
 }
 
+bool File::is_named() const {
+    os::About mine, named;
+    return os::about(handle_, mine) == 0 && os::about(path_, named) == 0 &&
+           mine.disk == named.disk && mine.number == named.number;
+}
+
 // ---- files that are written ------------------------------------------------------------------
 
 namespace {

@@ -3,7 +3,9 @@
 #include "forward/parts/attention.h"
 #include "forward/parts/ffn.h"
 #include "forward/parts/recurrent.h"
+#include "forward/parts/streams.h"
 #include "forward/walk.h"
+#include "ggml/streams.h"
 
 namespace powerinfer {
 
@@ -24,7 +26,8 @@ void guess_experts(const Pass& p, int64_t layer, float* room) {
         if (!router) continue;
         const float* x = p.work.x;
         if (parts[k].norm) p.norm(x, *parts[k].norm, 1, room);
-        if (parts[k].norm) x = room;
+        if (parts[k].mix) read_streams(p, *parts[k].mix, x, 1, room, nullptr);
+        if (parts[k].norm || parts[k].mix) x = room;
         const Input input =
             p.work.input.prepare(p.context, x, 1, m.config.n_embd, router->w.quantised());
         p.multiply(input, {{router->w, p.work.mixture.scores, router->bias}});
@@ -57,6 +60,7 @@ Part part_of(const LayerPart& part) {
     return std::visit(ByKind{[](const FeedForward&) { return Part::ffn; },
                              [](const Router&) { return Part::ffn; },
                              [](const LayerEmbedding&) { return Part::ffn; },
+                             [](const NGrams&) { return Part::embedding; },
                              [](const auto&) { return Part::attention; }},
                       part.op);
 }
@@ -70,9 +74,15 @@ class CpuSteps {
         : p_(p), b_(p.work), x_(p.work.read), layer_(layer), n_(p.work.batch.n) {}
 
     void begin(const LayerPart& part) { p_.context.profile.part = name(part_of(part)); }
-    void read(const std::optional<NormWeights>& norm) {
-        if (norm) p_.norm(b_.x, *norm, n_, b_.normed);
-        x_.set(norm ? b_.normed : b_.x, n_, n_embd());
+    void read(const LayerPart& part) {
+        mixed_ = part.mix.has_value();
+        if (mixed_) {
+            read_streams(p_, *part.mix, b_.x, n_, b_.normed, b_.mixed.score);
+        } else if (part.norm) {
+            p_.norm(b_.x, *part.norm, n_, b_.normed);
+        }
+        const bool normed = mixed_ || part.norm;
+        x_.set(normed ? b_.normed : b_.x, n_, normed ? n_embd() : stream_width());
     }
     float* stream() const { return b_.x; }
     float* room(bool waits) const { return waits ? b_.ffn_out : b_.out; }
@@ -97,16 +107,23 @@ class CpuSteps {
 
     void norm(float* y, const NormWeights& w) { p_.norm(y, w, n_, y); }
     void scale(float* y, float by) { ggml::scale(p_.context, y, by, n_ * n_embd()); }
-    void scale_stream(const float* by) { scale(stream(), *by); }
-    void add(float* to, const float* y) { ggml::add(p_.context, to, y, n_ * n_embd()); }
+    void scale_stream(const float* by) { ggml::scale(p_.context, b_.x, *by, n_ * stream_width()); }
+    void add(float* to, const float* y) {
+        if (to != b_.x) return ggml::add(p_.context, to, y, n_ * n_embd());
+        if (!mixed_) return ggml::add(p_.context, to, y, n_ * stream_width());
+        ggml::add_to_streams(p_.context, {n_, p_.model.config.n_streams, n_embd()}, to,
+                             b_.mixed.score, y);
+    }
 
  private:
     int64_t n_embd() const { return p_.model.config.n_embd; }
+    int64_t stream_width() const { return p_.model.config.stream_width(); }
 
     const Pass& p_;
     Workspace& b_;
     ggml::SharedInput& x_;  // what parts read
     const int64_t layer_, n_;
+    bool mixed_ = false;  // what parts give goes to the streams as StreamMix says
 };
 
 }  // namespace

@@ -72,10 +72,10 @@ class DeviceSteps {
         : on_(on), s_(on.scratch_), p_(p), layer_(layer), kind_(kind), mode_(mode) {}
 
     void begin(const LayerPart& part) { waits_ = part.add == LayerPart::Add::with_next; }
-    void read(const std::optional<NormWeights>& norm) {
+    void read(const LayerPart& part) {
         // Attention that has not been launched reads the other rows.
-        x_ = !norm ? &s_.residual : attention_ ? &s_.ffn_normed : &s_.normed;
-        if (norm) return on_.launch_norm(*norm, s_.step.x, *x_);
+        x_ = !part.norm ? &s_.residual : attention_ ? &s_.ffn_normed : &s_.normed;
+        if (part.norm) return on_.launch_norm(*part.norm, s_.step.x, *x_);
         on_.add_now(kind_.rows);
         on_.ops_.quantise(on_.stream_.get(), s_.residual);
     }
@@ -114,6 +114,7 @@ class DeviceSteps {
         launch_attention();
         on_.launch_embedding(layer_, e, *x_, y);
     }
+    void compute(const NGrams&, float*) {}  // keeps to the CPU
     template <typename T>
     void compute(const T& state, float* y) {
         on_.launch_state(layer_, state, *x_, y, kind_);

@@ -118,14 +118,16 @@ void DeviceForward::replay(int32_t seq, int64_t n, int32_t from, int32_t to) {
         device_.copy_in(stream_.get(), scratch_.step.epoch, host_step_, bytes);
         for (int64_t i = first_; i < model_.config.n_layer; i++) {
             float* x = states_.entered(seq, begin) + states_.layout.entering[size_t(i)];
-            for_state_part(model_.layers[size_t(i)], [&](const auto& part) {
+            const auto fold = [&](const auto& part, const StateSizes&) {
                 Entering of;
                 for (size_t k = 0; k < of.size(); k++) {
                     of[k] = {x, states_.layout.n_entering, widths(part)[k]};
                     x += of[k].width;
                 }
                 launch_fold(i, part, of, here);
-            });
+            };
+            const auto none = [](const NGrams&, const StateSizes&) {};  // they keep to the CPU
+            for_state_parts(model_.layers[size_t(i)], ByKind{fold, none});
         }
         device_.wait(stream_.get());  // before the next step is written
         before = states_.slot(to);

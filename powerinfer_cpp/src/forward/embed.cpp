@@ -1,6 +1,11 @@
 #include "forward/embed.h"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
+
+#include "forward/parts/ngrams.h"
+#include "ggml/streams.h"
 
 namespace powerinfer {
 
@@ -8,21 +13,10 @@ using ggml::Input;
 
 namespace {
 
-// The rows of n tokens of a table that stays on the disk, [n, table.cols]. room: for one of them.
-void embed_stored(const Pass& p, const ggml::Matrix& table, const StoredTable& stored,
-                  const int32_t* token, int64_t n, float* room, float* y) {
-    // A stored row is no longer than the floats that it becomes.
-    auto* const row = reinterpret_cast<uint8_t*>(room);
-    ggml::Matrix one = table;
-    one.rows = 1;
-    one.data = row;
-    const int32_t first = 0;
-    for (int64_t t = 0; t < n; t++) {
-        const uint64_t at = uint64_t(token[t]) * uint64_t(one.row_bytes());
-        stored.file->read(stored.offset + at, row, size_t(one.row_bytes()));
-        ggml::embed_rows(p.context, one, &first, 0, 1, y + t * one.cols);
-    }
-    stored.file->require_unchanged();  // neurons have checksums, these rows have none
+// y [n, cols] gets the rows of tokens of a table on the disk, once it is waited for.
+void ask_for(TableRows& rows, const int32_t* token, int64_t n, float* y) {
+    const std::vector<int64_t> ids(token, token + n);
+    rows.ask(ids.data(), n, y);
 }
 
 // For each layer a row, (norm(project . x / sqrt(n_embd)) + sqrt(width) row of the table) /
@@ -32,16 +26,23 @@ void embed_for_layers(const Pass& p) {
     Workspace& b = p.work;
     const auto& e = m.layer_embd;
     const int64_t n = b.batch.n, all = e.project.rows;
+    const auto ask = [&](int64_t t) {
+        const int64_t rows = std::min(LayerEmbeddingRows::kAtOnce, n - t);
+        ask_for(*p.rows.own, b.batch.token + t, rows, b.embedding.rows);
+        return rows;
+    };
+    int64_t asked = ask(0);
     const Input input = b.input.prepare(p.context, b.x, n, m.config.n_embd, e.project.quantised());
     p.multiply(input, {{e.project, b.embedding.all, nullptr}});
     const auto root = [](int64_t v) { return float(std::sqrt(double(v))); };
     ggml::scale(p.context, b.embedding.all, 1 / root(m.config.n_embd), n * all);
     ggml::rms_norm(p.context, b.embedding.all, e.norm, m.config.norm_eps, n * m.config.n_layer,
                    e.width, b.embedding.all);
-    for (int64_t t = 0; t < n; t++) {
-        float* const row = b.embedding.row;
-        embed_stored(p, e.tokens, m.layer_embd_stored, b.batch.token + t, 1, row + all, row);
-        ggml::add_scaled(p.context, b.embedding.all + t * all, root(e.width), row, all);
+    for (int64_t t = 0; t < n; t += asked) {
+        if (t) asked = ask(t);
+        p.rows.own->wait();
+        ggml::add_scaled(p.context, b.embedding.all + t * all, root(e.width), b.embedding.rows,
+                         asked * all);
     }
     ggml::scale(p.context, b.embedding.all, 1 / root(2), n * all);
 }
@@ -51,21 +52,27 @@ void embed_for_layers(const Pass& p) {
 void embed(const Pass& p) {
     const Model& m = p.model;
     Workspace& b = p.work;
-    const int64_t n = b.batch.n;
+    const int64_t n = b.batch.n, n_embd = m.config.n_embd;
+    float* const rows = m.config.n_streams > 1 ? b.ffn_out : b.x;
     p.context.profile.part = name(Part::embedding);
-    if (m.token_embd_stored.file) {
-        embed_stored(p, m.token_embd, m.token_embd_stored, b.batch.token, n, b.normed, b.x);
+    if (m.grams) ask_for_grams(p, *m.grams);
+    if (p.rows.tokens) {
+        ask_for(*p.rows.tokens, b.batch.token, n, rows);
+        p.rows.tokens->wait();
     } else {
-        ggml::embed_rows(p.context, m.token_embd, b.batch.token, 0, n, b.x);
+        ggml::embed_rows(p.context, m.token_embd, b.batch.token, 0, n, rows);
     }
     if (m.config.embedding_scale != 1) {
-        ggml::scale(p.context, b.x, m.config.embedding_scale, n * m.config.n_embd);
+        ggml::scale(p.context, rows, m.config.embedding_scale, n * n_embd);
     }
-    if (m.embedding_norm) p.norm(b.x, *m.embedding_norm, n, b.x);
+    if (m.embedding_norm) p.norm(rows, *m.embedding_norm, n, rows);
     if (m.position_embd) {
         ggml::embed_rows(p.context, m.position_embd, b.batch.position, m.config.position_offset, n,
                          b.normed);
-        ggml::add(p.context, b.x, b.normed, n * m.config.n_embd);
+        ggml::add(p.context, rows, b.normed, n * n_embd);
+    }
+    if (rows != b.x) {
+        ggml::repeat_in_streams(p.context, {n, m.config.n_streams, n_embd}, rows, b.x);
     }
     if (m.layer_embd.width) embed_for_layers(p);
     for (size_t i = 0; i < p.ropes.size(); i++) {

@@ -6,12 +6,20 @@
 #include "forward/device_forward.h"
 #include "forward/embed.h"
 #include "forward/nextn.h"
+#include "forward/parts/streams.h"
 
 namespace powerinfer {
 
 namespace {
 
 using ggml::Input;
+
+// What the head reads of n rows of the stream.
+void last_norm(const Pass& p, const float* x, int64_t n, float* y) {
+    const Model& m = p.model;
+    if (m.output_mix) return read_streams(p, *m.output_mix, x, n, y, nullptr);
+    p.norm(x, m.output_norm, n, y);
+}
 
 // Logits or embeddings of the rows to keep.
 void head(const Pass& p) {
@@ -22,7 +30,7 @@ void head(const Pass& p) {
     const int64_t n = b.batch.n, width = p.params.embedding ? c.n_embd : c.n_vocab;
     p.context.profile.part = name(Part::head);
     if (p.record.sums_squares()) {
-        p.norm(b.x, m.output_norm, n, b.normed);
+        last_norm(p, b.x, n, b.normed);
         p.record.squares(p.context, PI_INPUT_HEAD, 0, 0, b.normed, n);
     }
     for (int64_t t = 0; t < n;) {
@@ -31,7 +39,7 @@ void head(const Pass& p) {
         while (end < n && result[end] && result[end] == result[t] + (end - t) * width) end++;
         if (end > t) {
             float* normed = p.params.embedding ? result[t] : b.normed;
-            p.norm(b.x + t * c.n_embd, m.output_norm, end - t, normed);
+            last_norm(p, b.x + t * c.stream_width(), end - t, normed);
             if (!p.params.embedding) {
                 const Input input =
                     b.input.prepare(p.context, normed, end - t, c.n_embd, m.output.quantised());

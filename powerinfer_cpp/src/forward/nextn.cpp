@@ -56,7 +56,7 @@ void keep_rows(const Pass& p) {
         }
         std::copy_n(b.normed + rows.rows[s.first + s.n - 1] * n_embd, n_embd, s.after + state);
     }
-    keep_entering(rows, layout, size_t(nextn_layer(p)), {{{b.normed, n_embd}}});
+    keep_entering(rows, layout, layout.entering[size_t(nextn_layer(p))], {{{b.normed, n_embd}}});
 }
 
 // Stores the keys and values of the rows: all that later guesses need of them.

@@ -13,10 +13,17 @@
 #include "observe/audit.h"
 #include "observe/counts.h"
 #include "observe/recorder.h"
+#include "storage/table_rows.h"
 
 namespace powerinfer {
 
 class DeviceForward;
+
+// Readers of tables that stay on the disk; null: the model has none there.
+struct RowReaders {
+    TableRows* tokens = nullptr;  // Model::token_embd
+    TableRows* own = nullptr;     // Model::own_rows
+};
 
 struct Pass {
     const Model& model;
@@ -32,6 +39,7 @@ struct Pass {
     DeviceForward* device;  // has the last layers; or null
     NeuronSource& source;   // has the CPU's neurons
     const Adapters& adapters;
+    RowReaders rows;
 
     // The products of weights of the model, with what adapters add to them.
     void multiply(const ggml::Input& x, std::initializer_list<ggml::Product> products) const {

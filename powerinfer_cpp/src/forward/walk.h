@@ -4,7 +4,7 @@
 //
 // It calls the steps of the place that computes the layer. Rows are what a step reads and writes:
 //   begin(part)                       before the other steps of a part
-//   read(norm)                        parts read the stream from now on, normed if there is a norm
+//   read(part)                        parts read the stream from now on, as this one says
 //   room(waits)                       rows for a result, others while a result waits
 //   route(router, experts, k)         chooses experts, which are of a later part
 //   feed(ffn, y, beside, y_beside)    computes a feed-forward part, and the one beside it, if any
@@ -24,7 +24,7 @@ void walk(const Layer& layer, Steps& steps) {
     for (size_t k = 0; k < layer.parts.size(); k++) {
         const LayerPart& part = layer.parts[k];
         steps.begin(part);
-        if (part.input == LayerPart::Input::stream) steps.read(part.norm);
+        if (part.input == LayerPart::Input::stream) steps.read(part);
         if (const auto* router = std::get_if<Router>(&part.op)) {
             steps.route(*router, experts_after(layer, k), k);
             continue;

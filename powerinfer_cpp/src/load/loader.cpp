@@ -137,6 +137,8 @@ class Loader {
             unpack(w, *stored);
         } else if (const auto* turned = std::get_if<Turned>(&w.target)) {
             turn(w, *turned);
+        } else if (const auto* floats = std::get_if<Decoded>(&w.target)) {
+            decode(w, *floats);
         } else {
             fill(w);
         }
@@ -165,6 +167,17 @@ class Loader {
         moves_.push_back({&w, 1, take});
     }
 
+    void decode(const WeightSpec& w, const Decoded& target) {
+        auto* const to = reinterpret_cast<float*>(at(w));
+        *target.to = to;
+        const auto take = [this, &w, to](int64_t first, int64_t n, const uint8_t* from) {
+            check(w, from, first, n);
+            const ggml::Matrix rows{w.tensor->type, ggml::Layout::rows, n, w.cols, from};
+            for (int64_t r = 0; r < n; r++) ggml::decode_row(rows, r, to + (first + r) * w.cols);
+        };
+        moves_.push_back({&w, 1, take});
+    }
+
     void fill(const WeightSpec& w) {
         const auto layout = w.strips() ? ggml::Layout::strips : ggml::Layout::rows;
         const bool here = w.location.rows > 0;
@@ -176,9 +189,7 @@ class Loader {
         } else if (const auto* t = std::get_if<Table>(&w.target)) {
             *t->to = m;
             if (w.location.memory == Location::Memory::disk) {
-                const bool of_tokens = t->to == &model_.token_embd;
-                StoredTable& to = of_tokens ? model_.token_embd_stored : model_.layer_embd_stored;
-                to = {model_.file.files[size_t(w.tensor->file)].get(), w.file_offset()};
+                *t->stored = {model_.file.files[size_t(w.tensor->file)].get(), w.file_offset(), m};
             }
         } else if (const auto* s = std::get_if<Signs>(&w.target)) {
             *s->to = m;

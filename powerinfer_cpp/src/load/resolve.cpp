@@ -63,7 +63,7 @@ uint64_t StoredBundle::bytes(int64_t n) const {
 
 uint64_t WeightSpec::bytes(int64_t n) const {
     if (const auto* s = std::get_if<StoredBundle>(&target)) return s->bytes(n);
-    if (is<Turned>()) return ggml::size_product(n, cols * int64_t(sizeof(float)));
+    if (in_floats()) return ggml::size_product(n, cols * int64_t(sizeof(float)));
     const int64_t full = strips() ? (n + ggml::kStrip - 1) / ggml::kStrip * ggml::kStrip : n;
     return ggml::size_product(full, ggml::info(tensor->type).size(cols));
 }
@@ -80,7 +80,7 @@ std::vector<DeviceMatrix> WeightSpec::device_matrices() const {
     const ggml::DType type = tensor->type;
     if (const auto* v = std::get_if<Vector>(&target)) return {{v->to, type, cols, true}};
     if (const auto* p = std::get_if<Product>(&target)) return {{p->to, type, cols, false}};
-    if (is<Turned>()) return {};  // of layers that keep to the CPU
+    if (in_floats()) return {};  // of layers that keep to the CPU
     if (const auto* t = std::get_if<Table>(&target)) return {{t->to, type, cols, false}};
     if (const auto* s = std::get_if<Signs>(&target)) return {{s->to, type, cols, true}};
     if (const auto* n = std::get_if<NeuronPart>(&target)) {
@@ -109,7 +109,7 @@ uint64_t WeightSpec::device_bytes(int64_t n) const {
 }
 
 bool WeightSpec::suits_device() const {
-    if (is<Turned>()) return false;
+    if (in_floats()) return false;
     const std::vector<DeviceMatrix> all = device_matrices();
     return std::all_of(all.begin(), all.end(), [this](const DeviceMatrix& m) {
         if (by_neuron() && m.cols % ggml::kQ) return false;

@@ -162,6 +162,8 @@ constexpr Rule kDecisive[] = {
     {"swin_norm", neutral::off},
     {"norm_before_residual", neutral::off},
     {"hyper_connection.count", neutral::factor},
+    {"hyper_connection.low_rank", neutral::off},
+    {"ple.*", neutral::off},
     // layers
     {"use_parallel_residual",
      [](const Value& v, const Known& m) { return only(v, {double(m.in_parallel)}); }},
@@ -332,6 +334,12 @@ bool of_shared_heads(const Model& model, const std::string& name) {
            (fits_pattern(name, "blk.*.attn_k*") || fits_pattern(name, "blk.*.attn_v*"));
 }
 
+// Is it of an indexer that has nothing to choose in the contexts that sessions may have?
+bool of_idle_indexer(const Model& model, const std::string& name) {
+    return model.config.n_indexed && (fits_pattern(name, "blk.*.indexer.?_proj.weight") ||
+                                      fits_pattern(name, "blk.*.indexer.?_norm.weight"));
+}
+
 }  // namespace
 
 bool is_harmless_key(std::string_view name, std::string_view architecture) {
@@ -396,7 +404,8 @@ void check_unread_tensors(const Model& model, bool allow, Notes& notes) {
         // Layers that guess further tokens are not computed.
         const bool guesses = layer_of(t.name) >= model.config.n_layer;
         const bool known = among(t.name, kHarmlessTensors) || guesses ||
-                           of_shared_heads(model, t.name) || is_scale_of_one(model, t);
+                           of_shared_heads(model, t.name) || of_idle_indexer(model, t.name) ||
+                           is_scale_of_one(model, t);
         (known ? harmless : decisive).push_back(ggml::shown(t.name));
     }
     const std::string& path = model.file.gguf.path();

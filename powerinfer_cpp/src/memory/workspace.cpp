@@ -11,9 +11,9 @@ namespace {
 // The widest input of a product, rounded up to whole blocks of activations.
 int64_t widest(const Model& m, const LargestSizes& sizes) {
     const Config& c = m.config;
-    const int64_t n =
-        std::max({c.n_embd, sizes.out_dim, sizes.by_head, sizes.n_ff, sizes.folded,
-                  c.predictor_rank, m.layer_embd.width, m.guesses() ? 2 * c.n_embd : 0});
+    const int64_t n = std::max({c.stream_width(), sizes.out_dim, sizes.by_head, sizes.n_ff,
+                                sizes.folded, sizes.mixed, sizes.joined, c.predictor_rank,
+                                m.layer_embd.width, m.guesses() ? 2 * c.n_embd : 0});
     return (n + ggml::kQ - 1) / ggml::kQ * ggml::kQ;
 }
 
@@ -51,7 +51,8 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     // Of a single row all experts have a place: see Groups in forward/parts/experts.cpp.
     const int64_t by_expert = std::max(rows, sizes.n_used);
     const Together most = together(model, rows, in_store);
-    for (float** to : {&x, &normed, &out, &ffn_out}) carver.take(*to, {rows, c.n_embd});
+    for (float** to : {&x, &out}) carver.take(*to, {rows, c.stream_width()});
+    for (float** to : {&normed, &ffn_out}) carver.take(*to, {rows, c.n_embd});
     read = ggml::SharedInput(carver, rows, c.n_embd);
     const int64_t width = widest(model, sizes);
     input = ggml::InputBuffer(carver, std::max(rows, (most.values + width - 1) / width), width);
@@ -119,9 +120,17 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     }
     if (const int64_t of_layer = model.layer_embd.width) {
         carver.take(embedding.all, {rows, c.n_layer * of_layer});
-        carver.take(embedding.row, {2, c.n_layer * of_layer});
+        carver.take(embedding.rows,
+                    {std::min(rows, LayerEmbeddingRows::kAtOnce), c.n_layer * of_layer});
         carver.take(embedding.gate, {rows, of_layer});
     }
+    if (c.n_streams > 1) {
+        for (float** to : {&mixed.normed, &mixed.gate}) carver.take(*to, {rows, c.stream_width()});
+        carver.take(mixed.low, {rows, sizes.mixed});
+        carver.take(mixed.score, {rows, c.n_streams});
+    }
+    carver.take(grams.id, {rows, sizes.grams});
+    carver.take(grams.joined, {rows, sizes.joined});
     if (model.guesses()) {
         carver.take(guess.joined, {rows, 2 * c.n_embd});
         carver.take(guess.logits, {c.n_vocab});

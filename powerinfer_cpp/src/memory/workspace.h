@@ -76,11 +76,25 @@ struct PredictorRows {
     int32_t* audited = nullptr;  // [rows]: segments to be audited, or -1
 };
 
-// Of Model::layer_embd: the embeddings of all layers, a row of its table, and the gates of a layer.
+// Of Model::layer_embd: the embeddings of all layers, rows of its table, and the gates of a layer.
 struct LayerEmbeddingRows {
-    float* all = nullptr;   // [rows, n_layer, width]
-    float* row = nullptr;   // [2, n_layer * width]
-    float* gate = nullptr;  // [rows, width]
+    static constexpr int64_t kAtOnce = 32;  // rows that the disk brings together
+    float* all = nullptr;                   // [rows, n_layer, width]
+    float* rows = nullptr;                  // [kAtOnce or all, n_layer * width]
+    float* gate = nullptr;                  // [rows, width]
+};
+
+// Of several residual streams: their norm, the gates of its values, and what those are made of.
+struct MixedRows {
+    float *normed = nullptr, *gate = nullptr;  // [rows, n_streams, n_embd]
+    float* low = nullptr;                      // [rows, rank]
+    float* score = nullptr;                    // [rows, n_streams], see ggml::add_to_streams
+};
+
+// Of n-grams: rows of the table, by number and together, in floats.
+struct GramRows {
+    int64_t* id = nullptr;    // [rows, NGrams::n_heads()]
+    float* joined = nullptr;  // [rows, NGrams::joined()]
 };
 
 // Of Model::nextn: what its layer is made of, and the logits of a guess.
@@ -96,10 +110,12 @@ struct Workspace {
               int threads, bool stored);
 
     Batch batch;
-    float *x = nullptr, *normed = nullptr;     // [rows, n_embd]: residual stream, its norm
-    float *out = nullptr, *ffn_out = nullptr;  // [rows, n_embd]: to be added to x
-    ggml::SharedInput read;                    // what the parts of a layer read
-    ggml::InputBuffer input;                   // of one product after the other
+    float* x = nullptr;        // [rows, n_streams, n_embd]: residual stream
+    float* normed = nullptr;   // [rows, n_embd]: what parts read, if not the stream
+    float* out = nullptr;      // as x: to be added to it
+    float* ffn_out = nullptr;  // [rows, n_embd]: the same, of what waits for the next part
+    ggml::SharedInput read;    // what the parts of a layer read
+    ggml::InputBuffer input;   // of one product after the other
 
     HeadRows heads;
     StateRows state;
@@ -108,6 +124,8 @@ struct Workspace {
     NeuronValues neurons;
     PredictorRows predictor;
     LayerEmbeddingRows embedding;
+    MixedRows mixed;
+    GramRows grams;
     GuessRows guess;
 };
 

@@ -45,7 +45,12 @@ struct Config {
     bool hybrid = false;  // some layers have no attention, or no feed-forward block
     int64_t n_vocab = 0;
     int64_t n_ctx = 0;  // positions that the model was trained with
+    // The most that a session may have: from there on rows would see only some of those before,
+    // which an indexer chooses. 0: as many as one likes.
+    int64_t n_indexed = 0;
     int64_t n_embd = 0;
+    int64_t n_streams = 1;  // residual streams beside each other, see StreamMix
+    int64_t stream_width() const { return n_streams * n_embd; }
     int64_t n_layer = 0;
     int64_t first_heads = 0;  // of the first layer with attention; 0: none has it
     // Layers behind them that guess further tokens (multi-token prediction). See Model::nextn.

@@ -28,8 +28,10 @@ const FeedForward* part_beside(const Layer& layer, size_t k) {
 
 StateSizes state_sizes(const Layer& layer) {
     StateSizes found;
-    for_state_part(
-        layer, [&](const auto& part) { found = {part.state(), part.entering(), part.folded()}; });
+    for_state_parts(layer, [&](const auto& part, const StateSizes& before) {
+        found = {before.state + part.state(), before.entering + part.entering(),
+                 before.folded + part.folded()};
+    });
     if (layer.hidden) found = {layer.hidden, layer.hidden, 0};
     return found;
 }
@@ -39,6 +41,11 @@ LargestSizes largest_sizes(const std::vector<Layer>& layers) {
     const auto raise = [](int64_t& to, int64_t value) { to = std::max(to, value); };
     for (const Layer& layer : layers) {
         for (const LayerPart& part : layer.parts) {
+            if (part.mix) raise(most.mixed, part.mix->rank);
+            if (const auto* grams = std::get_if<NGrams>(&part.op)) {
+                raise(most.joined, grams->joined());
+                raise(most.grams, grams->n_heads());
+            }
             std::visit(ByKind{[&](const Attention& a) {
                                   raise(most.n_head, a.n_head);
                                   raise(most.head_dim, a.head_dim);

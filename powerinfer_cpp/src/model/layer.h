@@ -38,6 +38,17 @@ struct NormWeights {
 // Matrices are [outputs, inputs]. A null pointer or an empty matrix means that the model has no
 // such weight.
 
+// How a part reads several residual streams and adds to them (hyper-connections). Of each stream z
+// = RMSNorm(stream); the part reads the mean of sigmoid(up . silu(down . z / n)) * z over the n
+// streams, and what it gives is added to stream i times 2 sigmoid(inject . z / n)_i.
+struct StreamMix {
+    int64_t rank = 0;
+    const float* norm = nullptr;  // [n, n_embd]
+    float norm_eps = 0;
+    ggml::Matrix down, up;  // [rank, n * n_embd], [n * n_embd, rank]
+    ggml::Matrix inject;    // [n, n * n_embd]; empty: they are only read
+};
+
 // What attention over latents (MLA, arXiv 2405.04434) has of its own. All heads share one key: the
 // latent of a position behind its norm, and values that rotate. The latent is the value, too, so
 // that the cache has it once. The matrices that would make the heads' keys and values of it are
@@ -173,7 +184,7 @@ struct LayerEmbedding {
 };
 
 // Parts that fold all positions of a sequence into numbers of a fixed count, its state: no position
-// of it can be taken back. They are found by their member state(): floats of a layer and sequence,
+// of it can be taken back. They are found by their member state(): floats of a part and sequence,
 // those of the convolution first. entering(): floats of a row that the state depends on, from which
 // it can be computed once more. beside(): what else a row's part computes of its input. folded():
 // what the operators give, which `out` reads; room(): what they need for that.
@@ -266,6 +277,37 @@ struct DeltaNet {
     int64_t room() const { return std::max(by_head_dim() + 2 * n_v_head, 2 * rank); }
 };
 
+// What the last tokens say to several residual streams. The last 2, 3, ... `order` tokens choose a
+// row of a table by each of `heads` hashes, and all these rows together are e. With key = norm(key
+// . e), query = norm(streams) and value . e, v_i = gate_i value, where gate_i says how alike key_i
+// and query_i are (ggml::gate_by_likeness); v + silu(conv(norm(v))) is added to the streams.
+//
+// hash = XOR over j of id(t - j) multiplier[j] in 64 bits, and the row of head h is offset[h] +
+// hash mod size[h]. Tokens before the last one that ends a text count as that one.
+struct NGrams {
+    int64_t order = 0, heads = 0;
+    int64_t n_streams = 0, n_embd = 0;
+    int64_t taps = 0;                   // of the convolution, `order` positions apart
+    int32_t end = 0;                    // the token that ends a text
+    std::vector<int64_t> multiplier;    // [order]
+    std::vector<int64_t> offset, size;  // [n_heads()], those of two tokens first
+    int64_t head_dim = 0;               // values of a row
+    ggml::Matrix table;                 // [rows, head_dim]
+    ggml::Matrix key, value;            // [width, joined], [n_embd, joined]
+    const float* conv = nullptr;        // [width, taps]
+    const float *key_norm = nullptr, *query_norm = nullptr, *conv_norm = nullptr;  // [width]
+    float norm_eps = 0;
+
+    int64_t n_heads() const { return (order - 1) * heads; }
+    int64_t joined() const { return n_heads() * head_dim; }
+    int64_t width() const { return n_streams * n_embd; }
+    int64_t state() const { return (taps - 1) * order * width(); }
+    int64_t entering() const { return width(); }
+    int64_t beside() const { return width(); }
+    int64_t folded() const { return 0; }  // there is no output matrix
+    int64_t room() const { return width() + n_embd; }
+};
+
 // Is T a kind of part with a state?
 template <typename T, typename = void>
 constexpr bool kHasState = false;
@@ -290,11 +332,13 @@ struct LayerPart {
 
     Input input = Input::stream;
     std::optional<NormWeights> norm;       // [n_embd], of the stream
+    std::optional<StreamMix> mix;          // in its place, where there are several streams
     std::optional<NormWeights> post_norm;  // [n_embd], of what the part gives
     float scale = 1;                       // of what the part gives, behind its norm
     Add add = Add::now;
     std::optional<NormWeights> sum_norm;  // [n_embd], of its sum with what waits
-    std::variant<Attention, Router, FeedForward, LayerEmbedding, ShortConvolution, Mamba2, DeltaNet>
+    std::variant<Attention, Router, FeedForward, LayerEmbedding, ShortConvolution, Mamba2, DeltaNet,
+                 NGrams>
         op;
 };
 
@@ -320,13 +364,29 @@ struct Layer {
     }
 };
 
-// Calls f(part) for the part of a layer that has a state, if there is one: a layer has at most one.
+// What parts keep of a sequence, what of a row enters that, and what their output matrices read of
+// what was folded: floats. 0: there is no part with a state.
+struct StateSizes {
+    int64_t state = 0, entering = 0, folded = 0;
+};
+// Of a layer.
+StateSizes state_sizes(const Layer& layer);
+
+// Calls f(part, before) for the parts of a layer that have a state; before: the sizes of those
+// before it. Each one's state begins at a cache line.
 template <typename F>
-void for_state_part(const Layer& layer, const F& f) {
+void for_state_parts(const Layer& layer, const F& f) {
+    StateSizes before;
     for (const LayerPart& part : layer.parts) {
         std::visit(
             [&](const auto& op) {
-                if constexpr (kHasState<std::decay_t<decltype(op)>>) f(op);
+                if constexpr (kHasState<std::decay_t<decltype(op)>>) {
+                    before.state = (before.state + 15) / 16 * 16;
+                    f(op, std::as_const(before));
+                    before.state += op.state();
+                    before.entering += op.entering();
+                    before.folded += op.folded();
+                }
             },
             part.op);
     }
@@ -339,13 +399,6 @@ const FeedForward& experts_after(const Layer& layer, size_t k);
 // expert. They can be computed together. Null: there is none.
 const FeedForward* part_beside(const Layer& layer, size_t k);
 
-// What a layer keeps of a sequence, what of a row enters it, and what its output matrix reads of
-// what was folded: floats. 0: it has no part with a state.
-struct StateSizes {
-    int64_t state = 0, entering = 0, folded = 0;
-};
-StateSizes state_sizes(const Layer& layer);
-
 // The largest sizes of the parts of all layers, for memory that they share; 0: no such part.
 struct LargestSizes {
     int64_t n_head = 0, head_dim = 0, v_head_dim = 0, q_dim = 0, k_dim = 0, v_dim = 0;
@@ -357,6 +410,8 @@ struct LargestSizes {
     // Of parts with a state: what enters it, what its part computes beside that, and the room of
     // results.
     int64_t entering = 0, beside = 0, folded = 0;
+    int64_t mixed = 0;              // rank of StreamMix
+    int64_t joined = 0, grams = 0;  // of NGrams: values and rows of the table that a row needs
 };
 LargestSizes largest_sizes(const std::vector<Layer>& layers);
 

@@ -50,6 +50,7 @@ struct StoragePlan {
 struct StoredTable {
     const ggml::File* file = nullptr;  // null: it is in memory
     uint64_t offset = 0;               // there
+    ggml::Matrix table;                // its type and sizes
 };
 
 struct Model {
@@ -77,10 +78,11 @@ struct Model {
     const float* rope_factors = nullptr;
     // The same for longrope, for short and for long sessions.
     const float *rope_short = nullptr, *rope_long = nullptr;
-    NormWeights output_norm;             // [n_embd]
-    ggml::Matrix output;                 // [n_vocab, n_embd]; token_embd if the head is tied
-    const float* output_bias = nullptr;  // [n_vocab]
-    std::vector<Layer> layers;           // with that of `nextn`, if it was asked for
+    NormWeights output_norm;              // [n_embd]
+    std::optional<StreamMix> output_mix;  // in its place, where there are several streams
+    ggml::Matrix output;                  // [n_vocab, n_embd]; token_embd if the head is tied
+    const float* output_bias = nullptr;   // [n_vocab]
+    std::vector<Layer> layers;            // with that of `nextn`, if it was asked for
     // What is before and behind the layer that guesses the token after the next one (multi-token
     // prediction, arXiv 2412.19437), the last one of `layers`. It reads join . [norm(embedding of
     // the token), norm(what the head read of the row before)].
@@ -95,6 +97,7 @@ struct Model {
     } nextn;
     bool guesses() const { return int64_t(layers.size()) > config.n_layer; }
     std::vector<const FeedForward*> ffns;  // the feed-forward parts of all layers, in order
+    const NGrams* grams = nullptr;         // the part with n-grams, of which there is one at most
     // Of all feed-forward parts.
     int64_t n_blocks() const {
         return ffns.empty() ? 0 : ffns.back()->first_block + ffns.back()->n_blocks();
@@ -128,8 +131,9 @@ struct Model {
     int64_t n_experts() const;  // that rows choose from, of all layers
     // Are there neurons whose value may be exactly zero, so that their rows are not needed?
     bool skips_neurons() const;
-    StoredTable token_embd_stored, layer_embd_stored;  // of token_embd and layer_embd.tokens
-    std::optional<StoragePlan> storage;                // neurons stay on the disk; or RAM has all
+    // Of token_embd, and of layer_embd.tokens or n-grams: rows of a table of their own.
+    StoredTable token_embd_stored, own_rows_stored;
+    std::optional<StoragePlan> storage;  // neurons stay on the disk; or RAM has all
     // What would be `storage` with mmap_anyway, of a model that does not fit RAM.
     std::optional<StoragePlan> anyway;
     // Of these neurons. It belongs to whichever session computes: see its mutex.

@@ -135,9 +135,14 @@ std::string KeptToCpu::reason(const LayerEmbedding&) const {
     return "";
 }
 
+std::string KeptToCpu::reason(const NGrams&) const {
+    return "n-grams keep to the CPU";
+}
+
 std::string KeptToCpu::reason(const LayerPart& part) const {
-    // All but `op` are the walk's affair.
-    const auto& [input, norm, post_norm, scale, add, sum_norm, op] = part;
+    // All but `op` and `mix` are the walk's affair.
+    const auto& [input, norm, mix, post_norm, scale, add, sum_norm, op] = part;
+    if (mix) return "layers with several residual streams keep to the CPU";
     return std::visit([&](const auto& kind) { return reason(kind); }, op);
 }
 

@@ -29,6 +29,7 @@ class KeptToCpu {
     std::string reason(const Mamba2& mamba) const;
     std::string reason(const DeltaNet& net) const;
     std::string reason(const LayerEmbedding& embedding) const;
+    std::string reason(const NGrams& grams) const;
     std::string reason(const LayerPart& part) const;
 
     const Model& model_;

@@ -12,6 +12,7 @@
 #include "memory/workspace.h"
 #include "model/rope.h"
 #include "observe/recorder.h"
+#include "storage/table_rows.h"
 
 namespace powerinfer {
 
@@ -30,6 +31,24 @@ int32_t usual_checkpoints(const Model& model, const StateLayout& layout) {
     // Whichever layers a device gets: their memory is split before it is known.
     if (model.device) room = std::min(room, model.device->budget->limit() / 16 / layout.bytes());
     return int32_t(std::min(uint64_t(kUsualCheckpoints), room));
+}
+
+// The most positions of a session. Learned ones end with their table, and what an indexer chooses
+// from is not computed. Others work beyond the trained context, only worse.
+int64_t most_positions(const Config& c) {
+    return c.learned_positions() ? c.n_ctx : c.n_indexed ? c.n_indexed : INT32_MAX;
+}
+
+// What readers of tables take that always stay on the disk.
+uint64_t row_reader_bytes(const Model& m) {
+    uint64_t bytes = 0;
+    for (const WeightSpec& w : m.weights) {
+        const auto* table = std::get_if<Table>(&w.target);
+        if (!table || !table->on_disk) continue;
+        const int64_t row = ggml::info(w.tensor->type).size(w.cols);
+        bytes = ggml::size_sum(bytes, TableRows::memory(row));
+    }
+    return bytes;
 }
 
 // The memory of a session, if windows keep nothing that is behind them.
@@ -66,7 +85,8 @@ pi_session_params resolve_session_params(const Model& model, pi_session_params p
         throw Error(Code::argument, format("%s must be between %lld and %lld, not %lld", name,
                                            (long long)lo, (long long)hi, (long long)value));
     };
-    if (p.n_ctx == 0) p.n_ctx = int32_t(std::min<int64_t>(config.n_ctx, INT32_MAX));
+    const int64_t most_ctx = most_positions(config);
+    if (p.n_ctx == 0) p.n_ctx = int32_t(std::min<int64_t>(config.n_ctx, most_ctx));
     bound("n_threads", p.n_threads, 0, 512);
     bound("n_threads_batch", p.n_threads_batch, 0, 512);
     if (p.n_threads_batch == 0) p.n_threads_batch = p.n_threads;
@@ -74,8 +94,14 @@ pi_session_params resolve_session_params(const Model& model, pi_session_params p
     // Results do not depend on the number.
     p.n_threads = ggml::threads_used(p.n_threads);
     p.n_threads_batch = ggml::threads_used(p.n_threads_batch);
-    // Learned positions end with their table. Others work beyond the trained context, only worse.
-    bound("n_ctx", p.n_ctx, 1, config.learned_positions() ? config.n_ctx : INT32_MAX);
+    if (config.n_indexed && p.n_ctx > config.n_indexed) {
+        throw Error(Code::unsupported,
+                    format("%s: n_ctx is %d, and rows of this model see all positions up to %lld "
+                           "only: from there on they would see those that its indexer chooses, "
+                           "which is not supported",
+                           model.file.gguf.path().c_str(), p.n_ctx, (long long)config.n_indexed));
+    }
+    bound("n_ctx", p.n_ctx, 1, most_ctx);
     bound("n_batch", p.n_batch, 1, 1 << 20);
     bound("n_ubatch", p.n_ubatch, 1, 1 << 20);
     bound("n_seq", p.n_seq, 1, 256);
@@ -143,9 +169,7 @@ pi_session_params resolve_session_params(const Model& model, pi_session_params p
 pi_session_params kept_session(const Model& model, const pi_model_params& params) {
     if (params.session) return resolve_session_params(model, *params.session);
     pi_session_params session = pi_session_default_params();
-    // Learned positions may be fewer.
-    const Config& c = model.config;
-    if (c.learned_positions()) session.n_ctx = int32_t(std::min<int64_t>(session.n_ctx, c.n_ctx));
+    session.n_ctx = int32_t(std::min<int64_t>(session.n_ctx, most_positions(model.config)));
     return resolve_session_params(model, session);
 }
 
@@ -184,6 +208,9 @@ std::vector<PlanPart> session_parts(const Model& m, const pi_session_params& p, 
                                 {Tier::ram, Part::scratch, -1, scratch_bytes(m, p, stored)},
                                 {Tier::ram, Part::results, -1, results.bytes()}};
     if (kv_old) parts.push_back({Tier::ram, Part::kv_old, -1, kv_old});
+    if (const uint64_t rows = row_reader_bytes(m)) {
+        parts.push_back({Tier::ram, Part::staging, -1, rows});
+    }
     const int64_t end = m.config.n_layer, begin = end - n_device;
     const uint64_t states = ggml::carved_bytes<States>(m.layers, p, begin, end);
     if (states) parts.push_back({Tier::ram, Part::states, -1, states});

@@ -40,6 +40,25 @@ int32_t sequence_of(const pi_batch& b, int32_t i) {
     return b.seq ? b.seq[i] : 0;
 }
 
+// Of rows that a token needs several of. Past the system's cache where memory is for other weights
+// that stay on the disk; else the system keeps what is read often. Null: the table is in memory.
+std::unique_ptr<TableRows> open_rows(const Model& m, const StoredTable& stored) {
+    if (!stored.file) return nullptr;
+    std::unique_ptr<ggml::Reader> reader;
+    if (stored.file->is_named()) {
+        const ggml::ReaderOptions how = TableRows::options(m.storage.has_value());
+        reader = ggml::open_reader(stored.file->path(), how);
+    }
+    return std::make_unique<TableRows>(*stored.file, std::move(reader), stored.offset,
+                                       stored.table);
+}
+
+// Of one row a token.
+std::unique_ptr<TableRows> single_rows(const StoredTable& stored) {
+    if (!stored.file) return nullptr;
+    return std::make_unique<TableRows>(*stored.file, nullptr, stored.offset, stored.table);
+}
+
 }  // namespace
 
 Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
@@ -72,7 +91,8 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     };
     for (const PlanPart& part : parts) {
         // See DeviceForward; and pages behind windows are with the others.
-        if (part.tier != Tier::ram || part.part == Part::exchange || part.part == Part::kv_old)
+        if (part.tier != Tier::ram || part.part == Part::exchange || part.part == Part::kv_old ||
+            part.part == Part::staging)
             continue;
         const uint64_t beside = part.part == Part::kv ? bytes_of(Part::kv_old) : 0;
         memory_.emplace_back(part.bytes + beside, name(part.part));
@@ -101,6 +121,8 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
         }
     }
     ropes_ = rope_tables(*model, params);
+    token_rows_ = single_rows(model->token_embd_stored);
+    own_rows_ = open_rows(*model, model->own_rows_stored);
     if (n_device) {
         device_ = std::make_unique<DeviceForward>(*model, params, ropes_);
         sequences_.attach(device_.get());
@@ -245,7 +267,7 @@ void Session::eval(const pi_batch& b) {
             }
             source.begin(work.batch.n);
             forward({*model, params, context, sequences_.kv(), sequences_.states(), ropes_, work,
-                     record, audit, counts, device_.get(), source, adapters_});
+                     record, audit, counts, device_.get(), source, adapters_, rows_on_disk()});
             record.advance(work.batch.n);
             counts.add(*model, work.batch, sequences_.kv());
             for (int32_t i = begin; b.checkpoint && !sequences_.states() && i < end; i++) {
@@ -296,7 +318,7 @@ Guess Session::guess(int32_t seq, int32_t token) {
     Recorder nothing;
     try {
         powerinfer::guess({*model, params, context, sequences_.kv(), states, ropes_, work_, nothing,
-                           audit, counts, nullptr, source, adapters_},
+                           audit, counts, nullptr, source, adapters_, rows_on_disk()},
                           row, work_.guess.logits);
     } catch (...) {
         sequences_.truncate(seq, n);

@@ -82,6 +82,7 @@ class Session {
     const std::vector<RopeTable>& ropes() const { return ropes_; }
 
  private:
+    RowReaders rows_on_disk() const { return {token_rows_.get(), own_rows_.get()}; }
     // Is a row masked by predictors?
     bool masks(bool generated) const;
     // Does the device compute all its neurons, and get those of RAM for it (prompt_upload.h)?
@@ -109,12 +110,13 @@ class Session {
     Sequences sequences_;
     Workspace work_;
     Adapters adapters_;
-    bool told_of_exact_ = false;             // that adapters keep predictors from being used
-    std::vector<RopeTable> ropes_;           // of Config::ropes
-    std::unique_ptr<DeviceForward> device_;  // after what it uses; null without a device
-    float* results_ = nullptr;               // [n_logits, result width]
-    std::vector<int32_t> result_at_;         // slot of each row of the last eval, -1: not kept
-    int32_t n_kept_ = 0;                     // in the running eval
+    bool told_of_exact_ = false;    // that adapters keep predictors from being used
+    std::vector<RopeTable> ropes_;  // of Config::ropes
+    std::unique_ptr<TableRows> token_rows_, own_rows_;  // see RowReaders; null: not on the disk
+    std::unique_ptr<DeviceForward> device_;             // after what it uses; null without a device
+    float* results_ = nullptr;                          // [n_logits, result width]
+    std::vector<int32_t> result_at_;  // slot of each row of the last eval, -1: not kept
+    int32_t n_kept_ = 0;              // in the running eval
 };
 
 }  // namespace powerinfer

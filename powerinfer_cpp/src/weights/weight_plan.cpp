@@ -88,7 +88,7 @@ WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const D
             continue;
         }
         const auto* neurons = std::get_if<NeuronPart>(&w.target);
-        const bool packed = neurons || w.is<StoredBundle>() || w.is<Turned>() || w.strips();
+        const bool packed = neurons || w.is<StoredBundle>() || w.in_floats() || w.strips();
         w.location.memory = packed ? Memory::packed : use_mmap ? Memory::mapped : Memory::plain;
         const uint64_t bytes = w.bytes(w.location.rows);
         if (w.location.memory == Memory::mapped) {

@@ -15,6 +15,7 @@ namespace powerinfer {
 struct Bundle;
 struct FeedForward;
 struct StoredNeurons;
+struct StoredTable;
 
 // The target of a weight, and how it is stored.
 struct Vector {  // F32
@@ -28,7 +29,11 @@ struct Turned {  // transposed, in F32: few weights of old files
 };
 struct Table {  // rows are looked up: stays as stored
     ggml::Matrix* to;
-    bool on_disk = false;  // always: it is large, and a token needs a row of it
+    StoredTable* stored = nullptr;  // for one that may stay on the disk
+    bool on_disk = false;           // always: it is large, and a token needs few rows of it
+};
+struct Decoded {  // rows of floats of any type, in F32
+    const float** to;
 };
 struct Signs {  // bytes with eight signs of a sketch each
     ggml::Matrix* to;
@@ -51,8 +56,8 @@ struct StoredBundle {
     uint64_t gate_bytes(int64_t n) const;
     uint64_t bytes(int64_t n) const;
 };
-using Target =
-    std::variant<Vector, Product, Turned, Table, Signs, NeuronPart, WholeBundle, StoredBundle>;
+using Target = std::variant<Vector, Product, Turned, Table, Decoded, Signs, NeuronPart, WholeBundle,
+                            StoredBundle>;
 
 // Where a weight lies once it is loaded.
 struct Location {
@@ -112,6 +117,8 @@ struct WeightSpec {
     bool is() const {
         return std::holds_alternative<T>(target);
     }
+    // Does it become F32, whatever the file has?
+    bool in_floats() const { return is<Turned>() || is<Decoded>(); }
     bool strips() const { return is<Product>() && ggml::has_strips(tensor->type); }
     // Bytes of n rows in RAM, including the padding of the last strip.
     uint64_t bytes(int64_t n) const;
@@ -137,7 +144,7 @@ struct WeightSpec {
         const bool stays = what == OnDisk::neurons   ? by_neuron() || by_expert()
                            : what == OnDisk::experts ? chosen
                                                      : block >= 0;
-        return stays || (table && name == "token_embd.weight");
+        return stays || (table && table->stored);
     }
     // Does whoever computes the logits need it: the last norm and the matrix?
     bool of_head() const;

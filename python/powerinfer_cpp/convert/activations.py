@@ -18,6 +18,7 @@ _DEFAULTS = {
     "qwen35": ("silu", "relu"),
     "qwen35moe": ("silu", "relu"),
     "olmo-hybrid": ("silu", "relu"),
+    "qwen4exp": ("silu", "relu"),
     "lfm2": ("silu", "silu"),
     "lfm2moe": ("silu", "silu"),
     "lfm3": ("silu", "silu"),

@@ -27,6 +27,7 @@ _EXACT = (
     ".ssm_conv1d_k.weight",
     ".ssm_conv1d_v.weight",
     ".ssm_norm.weight",
+    ".ple_conv1d.weight",
     ".shortconv.conv.weight",
     ".sketch.weight",
     ".sketch_exps.weight",

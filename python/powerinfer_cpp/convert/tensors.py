@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -81,6 +82,21 @@ class Weights:
         if weight is not None and not weight.unsupported:
             raise ModelFormatError(f"tensor {name} does not hold bytes")
         return self.take(name, *shape)  # which says why
+
+    def take_integers(self, name: str, n: int) -> list[int]:
+        """The values of a vector of integers (I64), which are no weights."""
+        weight = self._left.get(name)
+        if weight is not None and weight.shape == (n,) and weight.codes == "I64":
+            return [int(value) for value in self._left.pop(name).stored()]
+        if weight is not None and weight.shape == (n,):
+            raise ModelFormatError(f"tensor {name} does not hold integers of 64 bits")
+        if weight is None:
+            raise ModelFormatError(f"the checkpoint lacks tensor {name} [{n}]")
+        raise ModelFormatError(f"tensor {name} has shape {list(weight.shape)}, expected [{n}]")
+
+    def count(self, prefix: str) -> int:
+        """Tensors whose names begin so, and are not taken yet."""
+        return sum(name.startswith(prefix) for name in self._left)
 
     def rows(self, name: str) -> int:
         """Rows of a tensor that is not taken yet; 0 if there is none."""
@@ -201,3 +217,19 @@ def joined(name: str, parts: Sequence[Output]) -> Output:
 def stacked(name: str, parts: Sequence[Output]) -> Output:
     """Stacks matrices of equal shape, such as the experts of a layer."""
     return replace(joined(name, parts), shape=(len(parts), *parts[0].shape))
+
+
+def joined_rows(name: str, parts: Sequence[Weight], row: int) -> Output:
+    """A matrix with rows of `row` values, which the checkpoint has in parts, in their order."""
+    ends = list(accumulate(part.shape[0] for part in parts))
+
+    def rows(a: int, b: int) -> np.ndarray:
+        found = [np.empty((0, row), np.float32)]
+        for part, end in zip(parts, ends, strict=True):
+            first = end - part.shape[0]
+            if first < b and a < end:
+                stored = part.stored()[max(a - first, 0) : b - first]
+                found.append(widen(stored, part.bf16))
+        return np.concatenate(found)
+
+    return Output(name, (ends[-1] if ends else 0, row), rows)

@@ -119,9 +119,20 @@ class Gguf:
 
     @property
     def n_ctx_train(self) -> int:
-        """Positions of the training context; 0 if the file does not say."""
+        """Positions of the training context, as far as the engine computes them; 0 if the file does
+        not say."""
         found = self.value(f"{self.value('general.architecture')}.context_length")
-        return found if isinstance(found, int) and found > 0 else 0
+        trained = found if isinstance(found, int) and found > 0 else 0
+        return min([trained, *self._indexed()])
+
+    def _indexed(self) -> list[int]:
+        """Of layers with an indexer: positions of which a row sees all (qwen4exp.cpp)."""
+        key = f"{self.value('general.architecture')}.attention"
+        kept, blocks = self.value(f"{key}.indexer.top_k"), self.value(f"{key}.compress_ratios")
+        if not isinstance(kept, int) or not isinstance(blocks, list):
+            return []
+        sizes = [size for size in blocks if isinstance(size, int) and 0 < size <= kept]
+        return [kept // size * size + size - 1 for size in sizes]
 
     @property
     def has_states(self) -> bool:

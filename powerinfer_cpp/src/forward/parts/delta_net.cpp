@@ -117,7 +117,7 @@ Entering entering(const Workspace& work, const DeltaNet& s) {
 
 void fold(const Folding& f, const DeltaNet& s) {
     const Entering of = entering(f.work, s);
-    int64_t at = f.layer;
+    int64_t at = f.at;
     const Convolved x = convolved(f, s, of, at);
     ggml::DeltaRule rule;
     rule.n_k_head = s.n_k_head;

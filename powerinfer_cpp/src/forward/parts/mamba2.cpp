@@ -28,8 +28,7 @@ void fold(const Folding& f, const Mamba2& s) {
     const int64_t channels = s.channels(), inner = s.inner(), shared = s.n_group * s.n_state;
     const RowsBySequence& rows = f.work.state.by_sequence;
     float* const u = f.work.state.entering;
-    const int64_t at =
-        convolve_in_place(f, {channels, s.taps, s.conv, s.conv_bias, true}, u, f.layer);
+    const int64_t at = convolve_in_place(f, {channels, s.taps, s.conv, s.conv_bias, true}, u, f.at);
     ggml::Mamba2Scan scan;
     scan.n_head = s.n_head;
     scan.head_dim = s.head_dim;

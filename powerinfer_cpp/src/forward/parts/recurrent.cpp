@@ -4,9 +4,8 @@
 
 namespace powerinfer {
 
-void keep_entering(const RowsBySequence& rows, const StateLayout& layout, size_t layer,
+void keep_entering(const RowsBySequence& rows, const StateLayout& layout, int64_t at,
                    const Entering& entering) {
-    const int64_t at = layout.entering[layer];
     for (int64_t i = 0; i < rows.n; i++) {
         const SequenceRows& s = rows.sequences[i];
         if (!s.entered) continue;
@@ -53,10 +52,12 @@ void replay(ggml::Context& context, const Model& model, const StateLayout& layou
         all.after = after;
         for (size_t i = 0; i < model.layers.size(); i++) {
             if (!layout.has(i)) continue;
-            const Folding f{context, model, work, here, layout.state[i]};
             const float* from = entered + begin * layout.n_entering + layout.entering[i];
-            for_state_part(model.layers[i],
-                           [&](const auto& part) { fold_kept(f, part, from, layout.n_entering); });
+            for_state_parts(model.layers[i], [&](const auto& part, const StateSizes& before) {
+                const int64_t at = layout.state[i] + before.state;
+                fold_kept({context, model, work, here, at}, part, from + before.entering,
+                          layout.n_entering);
+            });
             const int64_t hidden = model.layers[i].hidden;
             std::copy_n(from + (here - 1) * layout.n_entering, hidden, after + layout.state[i]);
         }
@@ -97,7 +98,7 @@ Entering entering(const Workspace& work, const ShortConvolution& s) {
 
 void fold(const Folding& f, const ShortConvolution& s) {
     const RowsBySequence& rows = f.work.state.by_sequence;
-    ggml::convolve(f.context, {s.channels, s.taps, s.conv}, rows.at(f.layer), rows.n,
+    ggml::convolve(f.context, {s.channels, s.taps, s.conv}, rows.at(f.at), rows.n,
                    f.work.state.entering, s.channels, f.work.state.folded, s.channels);
 }
 

@@ -24,27 +24,31 @@ struct Folding {
     ggml::Context& context;
     const Model& model;
     Workspace& work;
-    int64_t n;      // rows
-    int64_t layer;  // where the layer's state begins in a slot
+    int64_t n;   // rows
+    int64_t at;  // where the part's state begins in a slot
 };
 
 // What enters the state, and what finish() needs, of the input x [rows, n_embd].
 void project(const Pass& p, const ShortConvolution& s, ggml::SharedInput& x);
 void project(const Pass& p, const Mamba2& s, ggml::SharedInput& x);
 void project(const Pass& p, const DeltaNet& s, ggml::SharedInput& x);
+void project(const Pass& p, const NGrams& s, ggml::SharedInput& x);
 // Where project() has put what enters.
 Entering entering(const Workspace& work, const ShortConvolution& s);
 Entering entering(const Workspace& work, const Mamba2& s);
 Entering entering(const Workspace& work, const DeltaNet& s);
+Entering entering(const Workspace& work, const NGrams& s);
 // Computes the states of Workspace::by_sequence, and Workspace::folded, of what enters. May
 // overwrite that.
 void fold(const Folding& f, const ShortConvolution& s);
 void fold(const Folding& f, const Mamba2& s);
 void fold(const Folding& f, const DeltaNet& s);
-// y [rows, n_embd] of Workspace::folded.
+void fold(const Folding& f, const NGrams& s);
+// y [rows, n_embd] of Workspace::folded; of n-grams [rows, n_streams * n_embd].
 void finish(const Pass& p, const ShortConvolution& s, float* y);
 void finish(const Pass& p, const Mamba2& s, float* y);
 void finish(const Pass& p, const DeltaNet& s, float* y);
+void finish(const Pass& p, const NGrams& s, float* y);
 
 // What kinds of part have in common. Convolves values of all rows in place; the states begin `at`
 // floats into a slot. Returns where they end.
@@ -53,8 +57,8 @@ int64_t convolve_in_place(const Folding& f, const ggml::Convolution& conv, float
 void finish_gated(const Pass& p, ggml::GatedNorm norm, float* gates, const ggml::Matrix& out,
                   float* y);
 
-// Keeps what enters a layer, of the rows of which it is kept.
-void keep_entering(const RowsBySequence& rows, const StateLayout& layout, size_t layer,
+// Keeps what enters a part, of the rows of which it is kept: `at` floats into what of a row does.
+void keep_entering(const RowsBySequence& rows, const StateLayout& layout, int64_t at,
                    const Entering& entering);
 // Folds n rows of a sequence of which it was kept into the states of the layers in RAM, `at_once`
 // of them at a time. They have the same bits as those of the call that computed the rows.
@@ -65,13 +69,19 @@ template <typename T>
 void recurrent(const Pass& p, int64_t layer, const T& part, ggml::SharedInput& x, float* y) {
     const StateLayout& layout = p.states.layout();
     const auto i = size_t(layer);
+    StateSizes at{layout.state[i], layout.entering[i]};
+    for_state_parts(p.model.layers[i], [&](const auto& other, const StateSizes& before) {
+        if (static_cast<const void*>(&other) != &part) return;
+        at.state += before.state;
+        at.entering += before.entering;
+    });
     // What is beside attention reads its input, and has no place for squares of its own.
-    const bool alone = !p.model.layers[i].find<Attention>();
+    const bool alone = part.folded() && !p.model.layers[i].find<Attention>();
     const int64_t n = p.work.batch.n;
     if (alone) p.record.squares(p.context, PI_INPUT_ATTENTION, layer, 0, x.x(), n);
     project(p, part, x);
-    keep_entering(p.work.state.by_sequence, layout, i, entering(p.work, part));
-    fold({p.context, p.model, p.work, n, layout.state[i]}, part);
+    keep_entering(p.work.state.by_sequence, layout, at.entering, entering(p.work, part));
+    fold({p.context, p.model, p.work, n, at.state}, part);
     finish(p, part, y);
     // finish() leaves there what its last product has read.
     if (!alone) return;

@@ -133,13 +133,14 @@ RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix,
 const std::vector<Family>& all_families() {
     static const std::vector<Family> all = [] {
         std::vector<Family> found;
-        for (const auto* group :
-             {&kLlamaFamilies,     &kMixtureFamilies, &kDeepSeekFamilies,     &kDeltaNetFamilies,
-              &kGraniteFamilies,   &kDenseFamilies,   &kFalconFamilies,       &kFalconH1Families,
-              &kGemma4Families,    &kGemmaFamilies,   &kGpt2Families,         &kGptOssFamilies,
-              &kKimiDeltaFamilies, &kLagunaFamilies,  &kLfm2Families,         &kMuseGlimmerFamilies,
-              &kNemotronHFamilies, &kOptFamilies,     &kSmallThinkerFamilies, &kSquaredReluFamilies,
-              &kStableLmFamilies,  &kWindowedFamilies}) {
+        for (const auto* group : {&kLlamaFamilies,    &kMixtureFamilies,      &kDeepSeekFamilies,
+                                  &kDeltaNetFamilies, &kQwen4ExpFamilies,     &kGraniteFamilies,
+                                  &kDenseFamilies,    &kFalconFamilies,       &kFalconH1Families,
+                                  &kGemma4Families,   &kGemmaFamilies,        &kGpt2Families,
+                                  &kGptOssFamilies,   &kKimiDeltaFamilies,    &kLagunaFamilies,
+                                  &kLfm2Families,     &kMuseGlimmerFamilies,  &kNemotronHFamilies,
+                                  &kOptFamilies,      &kSmallThinkerFamilies, &kSquaredReluFamilies,
+                                  &kStableLmFamilies, &kWindowedFamilies}) {
             found.insert(found.end(), group->begin(), group->end());
         }
         return found;
@@ -339,6 +340,7 @@ void number_parts(Model& model) {
     int64_t n_neurons = 0;
     for (size_t i = 0; i < model.layers.size(); i++) {
         for (LayerPart& part : model.layers[i].parts) {
+            if (const auto* grams = std::get_if<NGrams>(&part.op)) model.grams = grams;
             auto* f = std::get_if<FeedForward>(&part.op);
             if (!f) continue;
             f->layer = int64_t(i);

@@ -83,6 +83,7 @@ extern const std::vector<Family> kGraniteFamilies;    // also those without stat
 extern const std::vector<Family> kKimiDeltaFamilies;  // kimi_delta.cpp: kimi-linear, bailingmoe3
 extern const std::vector<Family> kLfm2Families;       // lfm2, lfm2moe, lfm3
 extern const std::vector<Family> kNemotronHFamilies;  // with experts, too
+extern const std::vector<Family> kQwen4ExpFamilies;
 
 // All of them, in the order of the lists above.
 const std::vector<Family>& all_families();
@@ -204,13 +205,16 @@ class Weights {
     void norm_of(const std::string& tensor, NormWeights* to, int64_t n);
     // A matrix [rows, cols].
     void matrix(Part part, const std::string& name, int64_t rows, int64_t cols, ggml::Matrix* to);
-    // A matrix whose rows are looked up: it stays as stored.
-    void table(Part part, const std::string& name, int64_t rows, int64_t cols, ggml::Matrix* to);
+    // A matrix whose rows are looked up: it stays as stored. stored: for one that may stay on the
+    // disk.
+    void table(Part part, const std::string& name, int64_t rows, int64_t cols, ggml::Matrix* to,
+               StoredTable* stored = nullptr);
     // Rows [row0, row0 + rows) of a tensor with this shape (fastest first).
     void rows(Part part, const std::string& name, std::vector<int64_t> shape, int64_t row0,
               int64_t rows, Target to);
 
-    // token_embd.weight, the last norm, and output.weight or, without it, token_embd.weight again.
+    // token_embd.weight, the last norm ("": none), and output.weight or, without it,
+    // token_embd.weight again.
     void embedding_and_head(const char* last_norm = "output_norm");
     // Divisors of the frequencies of RoPE: rope_freqs if the file has it, and for longrope
     // rope_factors_short and rope_factors_long.

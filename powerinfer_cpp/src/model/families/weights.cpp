@@ -69,8 +69,8 @@ void Weights::matrix(Part part, const std::string& name, int64_t n_rows, int64_t
 }
 
 void Weights::table(Part part, const std::string& name, int64_t n_rows, int64_t cols,
-                    ggml::Matrix* to) {
-    rows(part, name, {cols, n_rows}, 0, n_rows, Table{to});
+                    ggml::Matrix* to, StoredTable* stored) {
+    rows(part, name, {cols, n_rows}, 0, n_rows, Table{to, stored});
 }
 
 void Weights::rows(Part part, const std::string& name, std::vector<int64_t> shape, int64_t row0,
@@ -86,9 +86,9 @@ void Weights::embedding_and_head(const char* last_norm) {
     if (tied) {
         matrix(Part::head, embedding, c.n_vocab, c.n_embd, &m.token_embd);
     } else {
-        table(Part::embedding, embedding, c.n_vocab, c.n_embd, &m.token_embd);
+        table(Part::embedding, embedding, c.n_vocab, c.n_embd, &m.token_embd, &m.token_embd_stored);
     }
-    norm(last_norm, &m.output_norm, c.n_embd);
+    if (*last_norm) norm(last_norm, &m.output_norm, c.n_embd);
     if (!tied) matrix(Part::head, "output.weight", c.n_vocab, c.n_embd, &m.output);
 }
 

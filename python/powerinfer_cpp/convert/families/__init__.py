@@ -50,6 +50,7 @@ from .recurrent.granite import (
 from .recurrent.kimi_delta import BailingHybrid, KimiLinear
 from .recurrent.lfm2 import Lfm2, Lfm2Moe, Lfm3
 from .recurrent.mamba2 import FalconH1, nemotron_h
+from .recurrent.qwen4exp import Qwen4Exp
 
 FAMILIES: dict[str, Callable[[Config], Family]] = {
     "llama": Llama,
@@ -68,6 +69,8 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "qwen3_5_moe": Qwen35Moe,  # with images; the text part is converted
     "qwen3_5_moe_text": Qwen35Moe,
     "olmo_hybrid": OlmoHybrid,
+    "qwen4_exp": Qwen4Exp,  # with images; the text part is converted
+    "qwen4_exp_text": Qwen4Exp,
     "lfm2": Lfm2,
     "lfm2_moe": Lfm2Moe,
     "lfm3": Lfm3,

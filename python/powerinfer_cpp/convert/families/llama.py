@@ -81,10 +81,13 @@ class Llama(Family):
             yield from self.layer(weights, f"{self.prefix}.layers.{i}", f"blk.{i}", transpose_down)
         if self.guesses:
             yield from self.guessing_layer(weights, f"blk.{self.n_layer}")
-        yield from self.norm(
-            weights, f"{self.prefix}.{self.last_norm}", "output_norm", self.norm_bias
-        )
+        yield from self.last(weights)
         yield from self.head(weights)
+
+    def last(self, weights: Weights) -> Iterator[Output]:
+        """What is between the last layer and the head."""
+        name = f"{self.prefix}.{self.last_norm}"
+        yield from self.norm(weights, name, "output_norm", self.norm_bias)
 
     def guessing_layer(self, weights: Weights, block: str) -> Iterator[Output]:
         """The layer that predicts further tokens (`take_guesses`)."""

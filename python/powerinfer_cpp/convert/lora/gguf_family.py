@@ -63,6 +63,16 @@ _SIZES = {
     ),
     "nextn_predict_layers": ("num_nextn_predict_layers",),
     "full_attention_interval": ("full_attention_interval",),
+    "hyper_connection.count": ("hc_count",),
+    "hyper_connection.low_rank": ("hc_lowrank",),
+    "attention.indexer.head_count": ("indexer_n_heads",),
+    "attention.indexer.key_length": ("indexer_head_dim",),
+    "attention.indexer.top_k": ("indexer_budget",),
+    "attention.compress_ratios": ("indexer_compress_ratio",),
+    "ple.ngram_size": ("ngram_size",),
+    "ple.heads_per_ngram": ("heads_per_ngram",),
+    "ple.conv_kernel": ("ple_conv_kernel_size",),
+    "ple.eos_token_id": ("eos_token_id",),
     "ssm.conv_kernel": ("linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"),
     "ssm.state_size": ("linear_key_head_dim", "mamba_d_state", "ssm_state_size"),
     "ssm.group_count": ("linear_num_key_heads", "mamba_n_groups", "n_groups"),
@@ -77,6 +87,7 @@ _KINDS = {
     "qwen35": _QWEN,
     "qwen35moe": _QWEN,
     "olmo-hybrid": _QWEN,
+    "qwen4exp": _QWEN,
     "lfm2": _LFM2,
     "lfm2moe": _LFM2,
     "lfm3": _LFM2,
@@ -171,6 +182,10 @@ def _values(gguf: Gguf, architecture: str) -> dict[str, Any]:
             for i in range(n_layer)
         ]
         found["layer_types"] = [_KINDS[architecture].get(kind) for kind in kinds]
+    if architecture == "qwen4exp":
+        heads = (found.get("ngram_size", 1) - 1) * found.get("heads_per_ngram", 1)
+        found["ple_embed_dim"] = heads * (value("embedding_length_per_layer_input") or 0) or None
+        found["ple_layer_ids"] = [i + 1 for i in gguf.value("qwen4exp.ple.layers") or []]
     own = {"gemma4": _of_gemma4, "laguna": _of_laguna}.get(architecture)
     found["architectures"] = _CODE.get(architecture)
     return found | (own(gguf, shapes) if own else {})

@@ -106,8 +106,14 @@ class AdapterWeights(Weights):
 
         return Output(name, (n_rows, columns), rows)
 
+    def count(self, prefix: str) -> int:
+        return 0
+
     def drop(self, name: str) -> None:
         """Nothing: what is changed is needed."""
+
+    def take_integers(self, name: str, n: int) -> list[int]:
+        return [0] * n
 
     def take_bytes(self, name: str, *shape: int) -> Weight:
         return self.take(name, *shape)

@@ -124,7 +124,7 @@ void weights_gemma4(Model& m, std::vector<WeightSpec>& specs) {
     if (e.width) {
         const int64_t all = c.n_layer * e.width;
         w.rows(Part::embedding, "per_layer_token_embd.weight", {all, c.n_vocab}, 0, c.n_vocab,
-               Table{&e.tokens, true});
+               Table{&e.tokens, &m.own_rows_stored, true});
         w.matrix(Part::embedding, "per_layer_model_proj.weight", all, c.n_embd, &e.project);
         w.vector(Part::norms, "per_layer_proj_norm.weight", e.width, &e.norm);
     }

@@ -1,9 +1,10 @@
 // Qwen3-Next, Qwen 3.5 and 3.6: gated delta nets in most layers, attention whose results are gated
 // in the others; dense or with experts, of which every row computes one. OLMo Hybrid: the same with
 // plain attention.
+#include "model/families/recurrent/delta_nets.h"
+
 #include "ggml/recurrence.h"
 #include "ggml/status.h"
-#include "model/families/family.h"
 
 namespace powerinfer {
 
@@ -16,7 +17,8 @@ constexpr int64_t kMostHeads = 1 << 16;  // these two prevent overflow
 constexpr int64_t kWidestHead = 1 << 12;
 constexpr float kOlmoEps = 1e-5f;  // of OLMo Hybrid's norm in a delta net, whatever others have
 
-// Which layers have a delta net.
+}  // namespace
+
 std::vector<bool> recurrent_layers(const Model& m) {
     const ggml::Gguf& gguf = m.file.gguf;
     const std::string& prefix = m.config.architecture;
@@ -30,7 +32,6 @@ std::vector<bool> recurrent_layers(const Model& m) {
     return found;
 }
 
-// The sizes of a delta net. tiled: see DeltaNet.
 DeltaNet delta_net(const Model& m, bool tiled) {
     const ggml::Gguf& gguf = m.file.gguf;
     const std::string prefix = m.config.architecture + ".ssm.";
@@ -56,11 +57,11 @@ DeltaNet delta_net(const Model& m, bool tiled) {
     return d;
 }
 
-// The tensors of a delta net. Older files have those of queries, keys, values and gates in one,
-// head by head; Qwen3-Next's have beta and alpha in one.
-void add_delta_net(Weights& w, int64_t i, const DeltaNet& sizes) {
+// Older files have the tensors of queries, keys, values and gates in one, head by head;
+// Qwen3-Next's have beta and alpha in one.
+void add_delta_net(Weights& w, int64_t i, const DeltaNet& sizes, const char* norm) {
     const int64_t n_embd = w.m.config.n_embd;
-    DeltaNet& d = w.add_state(i, "attn_norm", sizes);
+    DeltaNet& d = w.add_state(i, norm, sizes);
     const auto matrix = [&](const char* name, int64_t rows, ggml::Matrix* to) {
         w.matrix(Part::attention, blk(i, name), rows, n_embd, to);
     };
@@ -87,6 +88,8 @@ void add_delta_net(Weights& w, int64_t i, const DeltaNet& sizes) {
     w.matrix(Part::attention, blk(i, "ssm_out.weight"), n_embd, d.v_dim(), &d.out);
 }
 
+namespace {
+
 LayerForm form_of() {
     LayerForm form;
     form.ffn_norm = "post_attention_norm";
@@ -107,7 +110,7 @@ void weights_of_delta_nets(Model& m, std::vector<WeightSpec>& specs, bool tiled)
     const DeltaNet sizes = delta_net(m, tiled);
     for (int64_t i = 0; i < m.config.n_layer; i++) {
         if (recurrent[size_t(i)]) {
-            add_delta_net(w, i, sizes);
+            add_delta_net(w, i, sizes, form.attention_norm);
         } else {
             w.attend(i, form);
         }
@@ -141,7 +144,7 @@ void weights_olmo_hybrid(Model& m, std::vector<WeightSpec>& specs) {
     sizes.norm_eps = kOlmoEps;
     for (int64_t i = 0; i < m.config.n_layer; i++) {
         if (recurrent[size_t(i)]) {
-            add_delta_net(w, i, sizes);
+            add_delta_net(w, i, sizes, "attn_norm");
             w.feed_forward(i, {});
         } else {
             w.layer(i, behind);

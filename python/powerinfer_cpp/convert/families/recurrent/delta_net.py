@@ -16,7 +16,6 @@ from ..llama import Llama
 from ..mixtures.mixture import GatedSharedExpert, Mixture, QwenMoe
 from .states import convolution, decay, recurrent_layers, time_step
 
-_KINDS = ("linear_attention", "full_attention")
 _PERIOD = 4  # of layers, of which the last one has attention
 # Of the layer that predicts further tokens.
 _GUESSING = {
@@ -34,6 +33,8 @@ _SECTIONS = [11, 11, 10]  # pairs of a rotation that turn with time, height and 
 
 class _Sizes(Llama):
     """Those of delta nets, and which layers have one."""
+
+    kinds = ("linear_attention", "full_attention")  # of layers
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -58,7 +59,7 @@ class _Sizes(Llama):
         kinds = self.config.layer_switches("layer_types", self.n_layer)
         if kinds is None:
             return self.usual_kinds()
-        if unknown := [kind for kind in kinds if kind not in _KINDS]:
+        if unknown := [kind for kind in kinds if kind not in self.kinds]:
             raise self.refuse(f"{self.architecture} with layers of kind {unknown[0]!r}")
         return [kind == "linear_attention" for kind in kinds]
 
@@ -95,6 +96,8 @@ class _DeltaNets(_Sizes):
     ffn_norm = "post_attention_norm"
     gates_attention = True
     mlx_adds_one = True
+    defaults: dict[str, int] = {}  # of missing keys
+    output_gates: tuple[str, ...] = ("swish", "silu")  # of delta nets
     guess_names = (
         *(f"{name}.weight" for name in _GUESSING.values()),
         "mtp.layers.0.input_layernorm.weight",
@@ -103,13 +106,13 @@ class _DeltaNets(_Sizes):
     )
 
     def __init__(self, config: Config):
-        config = config.completed(head_dim=256)
+        config = config.completed(head_dim=256, **self.defaults)
         self.period = config.integer("full_attention_interval", default=_PERIOD)
         super().__init__(config)
         self.head_norms = True
         if not config.flag("attn_output_gate", True):
             raise self.refuse(f"{self.architecture} whose attention has no gate")
-        if config.values.get("output_gate_type") not in (None, "swish", "silu"):
+        if config.values.get("output_gate_type") not in (None, *self.output_gates):
             raise self.refuse(f"{self.architecture} whose delta nets have another output_gate_type")
         config.known("mamba_ssm_dtype")  # of the state, which is F32 here
 
