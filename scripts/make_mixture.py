@@ -38,6 +38,7 @@ from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
+from mixtures.flash import FLASH
 from mixtures.hybrid import HYBRIDS, Nemotron
 from mixtures.plain import FIRST, SHAPES, Plain
 from mixtures.routers import KINDS, table
@@ -82,11 +83,17 @@ def arguments() -> argparse.Namespace:
     add("--rho", type=float, default=0.0, help="share of a token's embedding that its topic has")
     add("--skew", type=float, default=0.5, help="of the router: 0: all experts are equally popular")
     add("--tokens", type=Path, help="writes 4096 ids here, with a new topic every 200")
-    add("--plain", choices=[*SHAPES, *HYBRIDS], help="an ordinary GGUF with the sizes of this one")
+    add(
+        "--plain",
+        choices=[*SHAPES, *HYBRIDS, *FLASH],
+        help="an ordinary GGUF with the sizes of this one",
+    )
     add("--router", choices=KINDS, default="qwen3", help="of --plain: what its choices are like")
     add("--down", help="of --plain: format of down in every other layer, as K_M files have; "
         "nemotron-3-nano: in all layers")  # fmt: skip
     add("--rows", action="store_true", help="of nemotron-3-nano: neuron rows, as convert.py makes")
+    add("--grams", type=int, default=1000, help="of qwen3.8-flash-next: thousands of rows that a "
+        "hash of n-grams chooses from; published are 20,000")  # fmt: skip
     add("--turn", type=float, default=0.33, help="of --plain: how much a layer changes the stream")
     add("--n", type=int, default=4096, help="of --plain: tokens of the sequence")
     add("--seed", type=int, default=1)
@@ -96,6 +103,7 @@ def arguments() -> argparse.Namespace:
     if not args.plain:
         args.layers, args.experts = args.layers or 32, args.experts or 8
         args.vocab = args.vocab or 32000
+    args.grams *= 1000
     args.format = format_by_name(args.type)
     if CONST % args.format.block or args.embd % CONST or args.rank % CONST:
         parser.error("formats need blocks of at most 32; --embd and --rank are multiples of 32")
@@ -361,7 +369,8 @@ def keys(args: argparse.Namespace) -> list:
 def main() -> None:
     args = arguments()
     if args.plain:
-        kind, shape = HYBRIDS.get(args.plain) or (Plain, SHAPES[args.plain])
+        with_states = {**HYBRIDS, **FLASH}
+        kind, shape = with_states.get(args.plain) or (Plain, SHAPES[args.plain])
         plain = kind(args, shape)
         print(table(plain.uses(), plain.guessed))
         if isinstance(plain, Nemotron):

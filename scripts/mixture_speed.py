@@ -7,7 +7,10 @@
 
 Needs root and cgroups of version 1, as scripts/storage.py does. Each run gets a cgroup of its own,
 with a share of the file's size as memory and a disk of --mb a second (10^6 bytes; 0 leaves it as
-it is), and finds a cold file. A faster disk than there is can only be stood in for (--delayed). All
+it is), and finds a cold file. --of experts: a share of the experts, beside all else that a token
+reads in memory, in a file that has tables of which it reads some rows; where the whole file does
+not fit, --no-memory leaves out the run from which bounds follow. A faster disk than there is can
+only be stood in for (--delayed). All
 engines walk through the same tokens, so they choose the same experts: ours are given them, a peer
 begins at the first and generates greedily. Speed is that of --n tokens after --warm others; a peer,
 which says what all of its tokens took, runs twice for that. --first measures no speed, but how long
@@ -29,20 +32,26 @@ import gguf
 from storage import BESIDE, ROOT, TOOL, Group, disk_of
 
 FIRST = "<0>"  # the text of the sequence's first token
+ROWS = ("token_embd.weight", "per_layer_token_embd.weight")  # of which single rows are read
+WORK = 768 << 20  # of a session and of places where experts arrive
 
 
-def dense_share(model: str) -> float:
-    """Of the bytes that a token reads in memory, those that every token reads."""
-    reader = gguf.GGUFReader(model)
-    keys = {name.split(".", 1)[-1]: field for name, field in reader.fields.items()}
-    used, all_of = (int(keys[name].contents()) for name in ("expert_used_count", "expert_count"))
-    dense = chosen = 0.0
-    for tensor in reader.tensors:
-        if "_exps" in tensor.name:
-            chosen += float(tensor.n_bytes) * used / all_of
-        elif tensor.name != "token_embd.weight":
-            dense += float(tensor.n_bytes)
-    return dense / (dense + chosen)
+class Bytes:
+    """Of a file: experts, and what every token reads in memory. dense: of the bytes that a token
+    reads there, the share of the latter."""
+
+    def __init__(self, model: str) -> None:
+        reader = gguf.GGUFReader(model)
+        keys = {name.split(".", 1)[-1]: field for name, field in reader.fields.items()}
+        counts = (keys[name].contents() for name in ("expert_used_count", "expert_count"))
+        used, all_of = map(int, counts)
+        self.experts = self.rest = 0
+        for tensor in reader.tensors:
+            if "_exps" in tensor.name:
+                self.experts += int(tensor.n_bytes)
+            elif tensor.name not in ROWS:
+                self.rest += int(tensor.n_bytes)
+        self.dense = self.rest / (self.rest + self.experts * used / all_of)
 
 
 def forget(model: str) -> None:
@@ -107,8 +116,10 @@ def described(result: dict, whole_ms: float, dense: float, mb: int) -> str:
     """Our figures; whole_ms: of a token with everything in memory, dense: without experts."""
     line = f"p50 {result['p50_ms']:.0f} ms, p99 {result['p99_ms']:.0f} ms"
     line += f", {result['mb']:.0f} MB a token, {result['hits']:.1%} hits"
+    if "slots" in result:
+        line += f", {result['slots']} of {result['experts']} experts in memory"
     line += f", waited {result['waited_ms']:.1f} ms"
-    if not mb:
+    if not mb or not whole_ms:
         return line
     least = [
         max(whole_ms, whole_ms * dense + read / mb * 1e3) for _, _, read, *_ in result["token"]
@@ -123,7 +134,9 @@ def main() -> None:
     add = parser.add_argument
     add("--model", required=True, help="of make_mixture.py --plain")
     add("--tokens", required=True, help="its token ids")
-    add("--shares", type=float, nargs="*", default=[0.25, 0.5, 0.75], help="of the file's bytes")
+    add("--shares", type=float, nargs="*", default=[0.25, 0.5, 0.75], help="of the bytes of --of")
+    add("--of", choices=["file", "experts"], default="file")
+    add("--no-memory", action="store_true", help="no run with everything in memory, and no bounds")
     add("--mb", type=int, default=1000, help="of the disk, a second; 0: no limit")
     add("--delayed", action="store_true", help="ours waits for a disk of --mb that brings nothing")
     add("--first", action="store_true", help="seconds for one token, by the clock of the wall")
@@ -136,7 +149,9 @@ def main() -> None:
     args = parser.parse_args()
 
     size = os.path.getsize(args.model)
-    dense = dense_share(args.model)
+    parts = Bytes(args.model)
+    dense = parts.dense
+    of, beside = (size, 0) if args.of == "file" else (parts.experts, parts.rest + WORK)
     unit = "seconds" if args.first else "tokens_per_s"
     engines = {"powerinfer": lambda n_bytes: ours(args, n_bytes, args.mb)}
     if args.first:
@@ -152,7 +167,7 @@ def main() -> None:
             out.flush()
 
         whole_ms = 0.0
-        if not args.first:
+        if not (args.first or args.no_memory):
             whole = ours(args, int(size * 1.2) + (1 << 30), 0)
             note("memory", 1, whole)
             whole_ms = whole["p50_ms"]
@@ -162,7 +177,7 @@ def main() -> None:
             for _ in range(args.repeat):
                 for name, run in engines.items():
                     try:
-                        result = run(int(share * size))
+                        result = run(int(share * of) + beside)
                     except (RuntimeError, subprocess.CalledProcessError) as error:
                         print(f"{share:.0%} {name}: {error}", flush=True)
                         continue
@@ -172,7 +187,7 @@ def main() -> None:
                     if "token" in result:
                         line += ", " + described(result, whole_ms, dense, args.mb)
                     print(line, flush=True)
-            medians = [f"{name} {statistics.median(of):.2f}" for name, of in found.items()]
+            medians = [f"{name} {statistics.median(runs):.2f}" for name, runs in found.items()]
             print(f"{share:.0%} medians: {', '.join(medians)}", flush=True)
 
 

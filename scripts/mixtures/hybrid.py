@@ -108,10 +108,14 @@ class Hybrid(Plain):
         head = encode(self.head, normed(self.end) / np.float32(np.sqrt(s.embd)))
         # Benchmarks take any tokens: those beyond the sequence are the same ones again.
         yield Stored("token_embd.weight", (s.vocab, s.embd), self.fmt, self._embedding)
-        yield self._floats("output_norm.weight", np.ones(s.embd))
+        yield from self._last()
         yield self._vocabulary(
             "output.weight", head.reshape(len(self.end), -1), FIRST + 1, self.head
         )
+
+    def _last(self) -> Iterator[Stored]:
+        """What is before the head."""
+        yield self._floats("output_norm.weight", np.ones(self.shape.embd))
 
     def _matrices(
         self, name: str, n: int, cols: int, slab: np.ndarray, fmt: Format, begin: int
@@ -356,8 +360,7 @@ class Qwen(Hybrid):
         s = self.shape
         yield from self._ends()
         for i, kind in enumerate(self.kinds()):
-            for name in ("attn_norm", "post_attention_norm"):
-                yield self._floats(f"blk.{i}.{name}.weight", np.ones(s.embd))
+            yield from self._before(i, f"blk.{i}")
             if kind == "D":
                 yield from self._delta_net(i)
             else:
@@ -367,6 +370,11 @@ class Qwen(Hybrid):
                     f"blk.{i}", self.head_dim, 2 * s.heads * self.head_dim
                 )
             yield from self._feed_forward(i)
+
+    def _before(self, _i: int, block: str) -> Iterator[Stored]:
+        """What is before the blocks of a layer."""
+        for name in ("attn_norm", "post_attention_norm"):
+            yield self._floats(f"{block}.{name}.weight", np.ones(self.shape.embd))
 
     def _own_keys(self, arch: str) -> Iterator[Entry]:
         s = self.shape

@@ -100,7 +100,11 @@ class Plain:
         return rng.standard_normal((n, cols), np.float32) * np.float32(scale / np.sqrt(cols))
 
     def _encoded(self, values: np.ndarray) -> np.ndarray:
-        return encode(self.fmt, values).reshape(len(values), -1)
+        return self._in(self.fmt, values)
+
+    @staticmethod
+    def _in(fmt: Format, values: np.ndarray) -> np.ndarray:
+        return encode(fmt, values).reshape(len(values), -1)
 
     def _mixer(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """The encoded matrices of an attention: queries of a group are its keys."""

@@ -172,9 +172,12 @@ def test_experts_on_the_disk(tmp_path: Path) -> None:
     with_least_memory(path, logits(path), "experts")
 
 
-def with_least_memory(path: Path, want: np.ndarray, kind: str, scores: int = 1 << 18) -> None:
+def with_least_memory(
+    path: Path, want: np.ndarray, kind: str, scores: int = 1 << 18, **fields: int
+) -> None:
     """scores: room for those of every token."""
     options = {"n_ctx": 64, "verbose": False, "type_k": 0, "type_v": 0, "logits_all": True}
+    options |= fields
     with pytest.raises(OutOfMemoryError, match=f"with the {kind} on the disk") as caught:
         Llama(path, ram_budget=1e-3, sparse="off", **options)
     least = re.search(r"at least (\d+) bytes", str(caught.value))

@@ -11,6 +11,8 @@ from pathlib import Path
 import gguf
 import pytest
 from circles import pick
+from families import logits
+from test_delta_nets import with_least_memory
 
 from powerinfer_cpp import Llama
 
@@ -73,6 +75,16 @@ def test_qwen(make: Make) -> None:
     assert shapes["blk.0.attn_qkv.weight"] == (2048, 8192)
     assert shapes["blk.3.attn_q.weight"] == (2048, 8192)
     assert shapes["blk.3.ffn_gate_exps.weight"] == (2048, 512, EXPERTS)
+
+
+def test_flash(make: Make) -> None:
+    """Also with its experts on the disk, beside the table, in the least memory."""
+    path, _ = make("flash-small", "--grams", 1, "--vocab", 300, "--experts", 32)
+    assert continued(path)[0] == SEQUENCE
+    with_least_memory(path, logits(path), "experts", n_batch=16, n_checkpoints=1)
+    shapes = {t.name: tuple(t.shape) for t in gguf.GGUFReader(path).tensors}
+    assert shapes["blk.0.hc_attn_down.weight"] == (4 * 256, 320)
+    assert shapes["per_layer_token_embd.weight"] == (16, 16 * 1000)
 
 
 def test_rows_are_for_neurons_that_can_be_left_out(make: Make) -> None:
