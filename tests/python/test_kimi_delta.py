@@ -236,7 +236,7 @@ def test_refused(name: str, changes: dict[str, Any], words: str, tmp_path: Path)
         ("ssm.conv_kernel", 4, "has shape"),
         ("attention.head_count_kv", [0, 0], "which has attention"),
         ("attention.kv_lora_rank", 12, "are not those of a latent of 12"),
-        ("swiglu_clamp_exp", [0.0, 7.0], "swiglu_clamp_exp"),
+        ("swiglu_clamp_exp", [0.0, -7.0], "swiglu_clamp_exp"),
         ("leading_dense_block_count", 0, "is 0, but layer 0 has no experts"),
     ],
 )
@@ -247,6 +247,16 @@ def test_keys_of_a_gguf(
     with pytest.raises(ModelFormatError, match=words) as caught:
         Llama(other, n_ctx=32, verbose=False)
     assert "\n" not in str(caught.value)
+
+
+def test_limits_of_gates(files: dict[str, Path], tmp_path: Path) -> None:
+    """Files of llama.cpp have them; transformers does not know them."""
+    path, key = files["bailing-hybrid"], "bailingmoe3.swiglu_clamp_"
+    for which in ("exp", "shexp"):
+        low = changed(path, tmp_path / "low.gguf", {f"{key}{which}": [0.0, 0.01]})
+        assert not np.array_equal(logits(low), logits(path)), which
+        high = changed(path, tmp_path / "high.gguf", {f"{key}{which}": [0.0, 1e6]})
+        assert np.array_equal(logits(high), logits(path)), which
 
 
 def test_a_missing_tensor_is_named(files: dict[str, Path], tmp_path: Path) -> None:

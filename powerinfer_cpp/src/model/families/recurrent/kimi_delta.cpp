@@ -78,12 +78,13 @@ void add_kimi_delta(Weights& w, int64_t i) {
     matrix("attn_output.weight", n_embd, width, &d.out);
 }
 
-// gates: what heads of latents give is multiplied by gates.
+// gates: what heads of latents give is multiplied by gates, and those of experts may have limits.
 void weights_of_kimi_delta(Model& m, std::vector<WeightSpec>& specs, bool gates) {
     LayerForm form;
     form.latent = true;
     form.gating = ggml::Gating::sigmoid;
     if (gates) form.output_gate = ggml::GateBy::sigmoid;
+    form.limits_gates = gates;
     Weights w(m, specs);
     w.embedding_and_head();
     for (int64_t i = 0; i < m.config.n_layer; i++) {
