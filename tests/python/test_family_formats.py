@@ -99,9 +99,21 @@ DENSE: dict[str, dict[str, Any]] = {
     "qwen2-moe": {},
     "lfm2": {},
     "lfm2-moe": {"routed_scaling_factor": 1.0},  # llama.cpp does not read it
+    "laguna": {},
+    "hy-v3": {},
+    "trinity": {"layer_types": ["sliding_attention"] * 2},  # as llama.cpp has it of two layers
+    "exaone-moe": {},
+    "granite-swa": {},
+    "granite-moe-swa": {},
+    "mellum": {"layer_types": ["full_attention"] * 2},  # llama.cpp has one base of RoPE
+    "step3": {},
+    "mimo-v2": {"attention_bias": False},  # llama.cpp knows no biases of it
+    "cohere2-moe": {},
+    "bailing-hybrid": {},
 }
 # llama.cpp knows no tied head of these.
 WITH_HEAD = ("olmoe", "dots1", "minimax-m2", "gpt-oss", "olmo2", "olmo3", "apertus", "qwen2-moe")
+WITH_HEAD += ("exaone-moe", "mellum", "mimo-v2")
 # It refuses layers without experts in these: the last layer alone is compared.
 ONE_LAYER = ("qwen2-moe",)
 
@@ -184,6 +196,8 @@ def test_llama_cpp_computes_the_same(name: str, tmp_path: Path) -> None:
         with_null(folder, "sliding_window")
     if name == "seed-oss":
         without(folder, "o_proj.bias")
+    if name == "mimo-v2":
+        without(folder, "_proj.bias")
     path = convert(folder, outtype="f32", dense=True, outfile=tmp_path / "a.gguf", log=quiet)
     compare_with_llama_cpp(path, ROUNDING.get(name, 2e-5))
 
@@ -237,6 +251,9 @@ LEFT_OUT |= {"seed-oss", "glm4"}  # heads of 12
 LEFT_OUT |= {"deepseek-v3", "mistral4", "qwen2-moe", "lfm2", "lfm2-moe"}
 LEFT_OUT |= {"gemma4", "gemma4-embeddings", "gemma4-mixture"}
 LEFT_OUT |= {"ministral3", "olmo3"}  # as llama and olmo2
+# Mixtures again, and narrow rows.
+LEFT_OUT |= {"laguna", "hy-v3", "trinity", "exaone-moe", "granite-swa", "granite-moe-swa"}
+LEFT_OUT |= {"mellum", "step3", "mimo-v2", "cohere2-moe", "bailing-hybrid"}
 ROWS_OF_32 = [name for name in (*DENSE, "opt") if name not in LEFT_OUT]
 NARROW = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 WIDE = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")

@@ -123,7 +123,8 @@ class Qwen4Exp(Qwen35Moe):
         if type(self.image_token) is int:
             yield uint32(f"{key}.image_token_id", self.image_token)
         for name, values in self.hashes.items():
-            yield array(f"{key}.{name}", "INT64", values)
+            # llama.cpp reads no others.
+            yield array(f"{key}.{name}", "UINT64" if min(values) >= 0 else "INT64", values)
 
     def layer(
         self, weights: Weights, theirs: str, block: str, transpose_down: bool
