@@ -226,7 +226,8 @@ __device__ inline void decay_by_row(const DeltaRule& p, int row, int head,
         scratch.row_decays[at * n + r] =
             bound < 0 ? bounded_row_decay(x, a, bound) : row_decay(x, a);
     }
-    if (threadIdx.x == 0) scratch.decays[at] = {sigmoid(*values(p.beta, row, head)), 1, 1};
+    if (threadIdx.x == 0)
+        scratch.decays[at] = {p.beta_scale * sigmoid(*values(p.beta, row, head)), 1, 1};
 }
 
 // One warp a head. Blocks of rows (y below n_rows) have q and k, and decays of rows of states;

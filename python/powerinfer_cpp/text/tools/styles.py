@@ -120,7 +120,8 @@ class Style:
     def tag_reader(self, functions: Functions, fenced: bool) -> TagCall:
         """What reads the next call, in tags of the style or, if it has none, of Qwen's."""
         of, around = self if self.tags else QWEN_CODER, (*self.closings, *self.openings)
-        argument = of.argument or QWEN_CODER.argument
+        before, after = of.argument or QWEN_CODER.argument
+        argument = before.replace("><", "> <"), after  # read with white space between tags, too
         heads = of.call[0], *of.heads
         tags = Tags(heads, (of.call[1], *of.ends), argument, around, of.padded, of.mark, of.wraps)
         return TagCall(tags, functions, fenced)
