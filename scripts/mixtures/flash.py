@@ -113,10 +113,10 @@ class Flash(Qwen):
         yield uint32(f"{ple}.conv_kernel", TAPS)
         yield uint32(f"{ple}.eos_token_id", 2)
         odd = np.random.default_rng(self.args.seed).integers(1 << 43, 1 << 44, ORDER) * 2 + 1
-        yield array(f"{ple}.layer_multipliers", "INT64", [int(i) for i in odd])
+        yield array(f"{ple}.layer_multipliers", "UINT64", [int(i) for i in odd])
         heads = self.gram_heads
-        yield array(f"{ple}.head_offsets", "INT64", [n * head for head in range(heads)])
-        yield array(f"{ple}.head_vocab_sizes", "INT64", [n - head for head in range(heads)])
+        yield array(f"{ple}.head_offsets", "UINT64", [n * head for head in range(heads)])
+        yield array(f"{ple}.head_vocab_sizes", "UINT64", [n - head for head in range(heads)])
 
 
 # Layers, experts, used, width and experts' width so that the sums are the published 125 and 51
