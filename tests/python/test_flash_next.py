@@ -220,7 +220,6 @@ HOSTILE: list[tuple[str, Any, str]] = [
     ("ple.layer_multipliers", None, "layer_multipliers is missing"),
     ("ple.head_offsets", [0, 41, 84, 140], "53 rows from 140 on are not in a table of 184"),
     ("ple.head_offsets", [0, 41, 84, WIDE], "are not in a table"),
-    ("ple.head_offsets", [0, -1, 84, 131], "holds -1"),
     ("ple.head_vocab_sizes", [41, 43, 47, WIDE], "are not in a table"),
     ("ple.head_vocab_sizes", [41, 43, 47, 0], "holds 0"),
     ("ple.head_vocab_sizes", [41, 43, 47], "is not an array of 4 integers"),

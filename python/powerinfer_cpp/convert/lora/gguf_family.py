@@ -112,6 +112,10 @@ _MADE_BY = {
 _CODE = {"bailingmoe2": ["BailingMoeV2ForCausalLM"]}
 # Their files have factors of config.json in the weights, and no key for them.
 _SCALED = ("falcon-h1",)
+# Their keys leave out sizes that config.json has: of heads by kind of layer, groups, experts.
+_SAY_LESS = ("bailingmoe3", "cohere2moe", "kimi-linear", "mimo2", "step35")
+# What an architecture with experts is called, where dense models share it.
+_MIXTURES = {"llama": "mixtral", "granite_swa": "granitemoe_swa"}
 
 
 def family_of_gguf(gguf: Gguf) -> Family:
@@ -122,11 +126,11 @@ def family_of_gguf(gguf: Gguf) -> Family:
     """
     architecture, path = str(gguf.value("general.architecture", "")), gguf.files[0]
     types = [name for name, made in FAMILIES.items() if _architecture_of(made) == architecture]
-    if architecture == "llama" and gguf.value("llama.expert_count"):
-        types = ["mixtral"]
+    if architecture in _MIXTURES and gguf.value(f"{architecture}.expert_count"):
+        types = [_MIXTURES[architecture]]
     if architecture in _MADE_BY:
         types = [_MADE_BY[architecture]]
-    if architecture in _SCALED or not types:
+    if architecture in (*_SCALED, *_SAY_LESS) or not types:
         raise UnsupportedModelError(
             f"{path}: the keys of {architecture!r} are not enough to place an adapter's changes: "
             "give a folder with the model's config.json"
