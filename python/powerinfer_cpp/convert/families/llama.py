@@ -196,6 +196,26 @@ def stacked_experts(block: str, part: str, experts: list[Weight], turn: bool) ->
     return stacked(name, [(transposed if by_neuron else from_weight)(name, w) for w in experts])
 
 
+class NormsAround(Llama):
+    """Norms before and behind both parts."""
+
+    # In the checkpoint, in their order; Gemma 2's.
+    norms_around = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+
+    def layer(
+        self, weights: Weights, theirs: str, block: str, transpose_down: bool
+    ) -> Iterator[Output]:
+        before, behind, before_ffn, behind_ffn = (
+            f"{theirs}.{name}_layernorm" for name in self.norms_around
+        )
+        yield from self.norm(weights, before, f"{block}.attn_norm")
+        yield from self.attention(weights, f"{theirs}.self_attn", block)
+        yield from self.norm(weights, behind, f"{block}.post_attention_norm")
+        yield from self.norm(weights, before_ffn, f"{block}.ffn_norm")
+        yield from self.ffn(weights, theirs, block, transpose_down)
+        yield from self.norm(weights, behind_ffn, f"{block}.post_ffw_norm")
+
+
 class Bamboo(Llama):
     """Bamboo, and TurboSparse-Mistral, which has the same model_type and holds its predictors."""
 

@@ -8,24 +8,7 @@ from ...config import Config, section_number
 from ...rope import by_layer_type
 from ...tensors import Output, Weights, plus_one
 from ...writer import Entry, float32
-from ..llama import Llama
-
-
-class NormsAround(Llama):
-    """Norms before and behind both parts, by the names of Gemma 2's."""
-
-    def layer(
-        self, weights: Weights, theirs: str, block: str, transpose_down: bool
-    ) -> Iterator[Output]:
-        def norm(name: str, ours: str) -> Iterator[Output]:
-            return self.norm(weights, f"{theirs}.{name}_layernorm", f"{block}.{ours}")
-
-        yield from norm("input", "attn_norm")
-        yield from self.attention(weights, f"{theirs}.self_attn", block)
-        yield from norm("post_attention", "post_attention_norm")
-        yield from norm("pre_feedforward", "ffn_norm")
-        yield from self.ffn(weights, theirs, block, transpose_down)
-        yield from norm("post_feedforward", "post_ffw_norm")
+from ..llama import Llama, NormsAround
 
 
 class Gemma(Llama):

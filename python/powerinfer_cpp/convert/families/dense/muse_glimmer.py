@@ -9,7 +9,7 @@ import numpy as np
 from ...config import Config
 from ...tensors import Output, Weights, from_values, plus_one
 from ...writer import Entry, float32
-from .gemma import NormsAround
+from ..llama import NormsAround
 from .near_llama import layer_windows, rotation_entries
 
 _PERIOD = 4  # of layers, counted from the last one, which sees all and does not rotate

@@ -14,7 +14,7 @@ from ...rope import Rope, by_layer_type
 from ...tensors import Output, Weights, from_weight
 from ...weight import widen
 from ...writer import Entry, array, float32
-from ..llama import Llama, Mistral
+from ..llama import Llama, Mistral, NormsAround
 from .phi3 import fused_ffn
 
 _PERIOD = 4  # of layers of another kind, where config.json does not say
@@ -141,10 +141,11 @@ class SeedOss(Llama):
         self.o_bias = config.flag("attention_out_bias")
 
 
-class Glm4(Llama):
+class Glm4(NormsAround):
     """Norms before and behind both parts; gate and up in one tensor; half of a head rotates."""
 
     architecture = "glm4"
+    norms_around = ("input", "post_self_attn", "post_attention", "post_mlp")
     pairs = False  # neighbours, as in the GGUF
     default_part = 0.5
     default_eps = 1.5625e-07
@@ -155,18 +156,10 @@ class Glm4(Llama):
         super().__init__(config)
         self.o_bias = False
 
-    def layer(
+    def ffn(
         self, weights: Weights, theirs: str, block: str, transpose_down: bool
     ) -> Iterator[Output]:
-        def norm(name: str, ours: str) -> Iterator[Output]:
-            return self.norm(weights, f"{theirs}.{name}_layernorm", f"{block}.{ours}")
-
-        yield from norm("input", "attn_norm")
-        yield from self.attention(weights, f"{theirs}.self_attn", block)
-        yield from norm("post_self_attn", "post_attention_norm")
-        yield from norm("post_attention", "ffn_norm")
-        yield from fused_ffn(self, weights, theirs, block, transpose_down)
-        yield from norm("post_mlp", "post_ffw_norm")
+        return fused_ffn(self, weights, theirs, block, transpose_down)
 
 
 class Olmo2(Llama):

@@ -11,7 +11,7 @@ from ...tensors import Output, Weights, from_weight
 from ...weight import Weight
 from ...writer import Entry, boolean, float32, of_layers, replaced, uint32
 from ..dense.near_llama import Cohere2, Exaone4, layer_kinds, layer_windows, rotation_entries
-from ..llama import Llama
+from ..llama import Llama, NormsAround
 from .mixture import SIGMOID, GroupedMixture, Mixture
 
 _PERIOD = 4  # the last layer of each sees all positions, where config.json does not say
@@ -28,11 +28,12 @@ def dense_by_kind(config: Config, n_layer: int, n_dense: int) -> list[bool]:
     return [kind == "dense" for kind in kinds]
 
 
-class Trinity(Mixture):
+class Trinity(NormsAround, Mixture):
     """Norms before and behind both parts, a gate for what the heads give, and a rotation only in
     layers with a window."""
 
     architecture = "afmoe"
+    norms_around = ("input", "post_attention", "pre_mlp", "post_mlp")
     pairs = False
     default_eps = 1e-5
     has_rope_factors = False
@@ -74,19 +75,6 @@ class Trinity(Mixture):
         yield from super().entries()
         if not self.scales_embedding:  # our own key
             yield float32("afmoe.embedding_scale", 1.0)
-
-    def layer(
-        self, weights: Weights, theirs: str, block: str, transpose_down: bool
-    ) -> Iterator[Output]:
-        def norm(name: str, ours: str) -> Iterator[Output]:
-            return self.norm(weights, f"{theirs}.{name}_layernorm", f"{block}.{ours}")
-
-        yield from norm("input", "attn_norm")
-        yield from self.attention(weights, f"{theirs}.self_attn", block)
-        yield from norm("post_attention", "post_attention_norm")
-        yield from norm("pre_mlp", "ffn_norm")
-        yield from self.ffn(weights, theirs, block, transpose_down)
-        yield from norm("post_mlp", "post_ffw_norm")
 
     def attention(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
         yield from super().attention(weights, theirs, block)
