@@ -37,6 +37,7 @@ for _script in (
     "hurt.py",
     "hybrid_speed.py",
     "make_mixture.py",
+    "mixture_speed.py",
     "real/__main__.py",
     "serve_load.py",
     "wheels.py",
