@@ -77,7 +77,7 @@ template <typename F>
 [[gnu::always_inline]] inline void decay_by_row(const DeltaRule& how, int64_t head,
                                                 const int32_t* rows, int64_t n, Steps& steps,
                                                 float& scale) {
-    const float a = std::fabs(how.a[head]), bound = how.lower_bound;
+    const float a = ::fabsf(how.a[head]), bound = how.lower_bound;
     if (bound < 0) {
         find_row_decays(how, head, rows, n,
                         [=](double x) { return bounded_row_decay(x, a, bound); });

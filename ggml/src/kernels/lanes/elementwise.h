@@ -188,8 +188,13 @@ void rope(float* x, int64_t n_head, int64_t head_dim, const float* cos_sin, int6
     }
 }
 
+// Convolution::past(), which would be code of all instruction sets.
+inline int64_t past_of(const Convolution& how) {
+    return (how.taps - 1) * how.dilation;
+}
+
 // What convolve() keeps of some channels: weights, and the last columns of x in a ring, column t in
-// place t % past().
+// place t % past.
 struct Convolved {
     float weight[kMostTaps][kConvolved], columns[kMostTaps][kConvolved], bias[kConvolved];
     float sum[kConvolved];
@@ -200,7 +205,7 @@ struct Convolved {
 template <int64_t known>
 inline void convolve_row(Convolved& v, const Convolution& how, int64_t t, const float* x,
                          int64_t n) {
-    const int64_t past = known ? known - 1 : how.past();
+    const int64_t past = known ? known - 1 : past_of(how);
     if (known) {  // all taps in one loop
         float* columns[known + 1];
         for (int64_t j = 0; j < past; j++) columns[j] = v.columns[(t + j) % past];
@@ -226,7 +231,7 @@ inline void convolve_row(Convolved& v, const Convolution& how, int64_t t, const 
 template <int64_t known>
 void convolve_some(const Convolution& how, int64_t first, int64_t n, const StateRows& sequence,
                    const float* x, int64_t x_row, float* y, int64_t y_row) {
-    const int64_t taps = known ? known : how.taps, past = known ? known - 1 : how.past();
+    const int64_t taps = known ? known : how.taps, past = known ? known - 1 : past_of(how);
     Convolved v;
     const float* weight = how.weight + first * taps;
     const auto fetch = [](const float* p, int64_t count) {
