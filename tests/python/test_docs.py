@@ -25,24 +25,12 @@ ANCHOR = re.compile(r"\]\(([^)#\s]*)#([^)\s]+)\)")
 BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+SCRIPT = re.compile(r"scripts/[\w/]+(?:\.py)?")
 COMMAND = re.compile(r"(?:\./)?powerinfer ([a-z][a-z-]*)(.*)|(?:\./)?(convert\.py|main)\b(.*)")
 # Options of programs that are not ours, and of ./run and pytest.
 OTHERS = {"--seconds", "--seed", "--only", "--preset", "--build", "--all", "--nightly", "--record"}
 OTHERS |= {"--tasks", "--include", "--from", "--no-install-recommends"}  # lm_eval, containers
 OTHERS |= {"--toolchain", "--target", "--local-dir", "--moe-cache-mib"}  # cmake, hf, llama.cpp
-for _script in (
-    "card_experts.py",
-    "clients.py",
-    "gpu/__main__.py",
-    "hurt.py",
-    "hybrid_speed.py",
-    "make_mixture.py",
-    "mixture_speed.py",
-    "real/__main__.py",
-    "serve_load.py",
-    "wheels.py",
-):
-    OTHERS |= set(OPTION.findall((ROOT / "scripts" / _script).read_text()))
 FOLDERS = ("ggml/", "powerinfer_cpp/", "python/", "tests/", "docs/", "scripts/", "models/", ".ci/")
 
 
@@ -114,6 +102,13 @@ def test_paths(document: Path) -> None:
                 assert found, f"{document.name}: {word}"
 
 
+def script_options(text: str) -> set[str]:
+    """Options of the scripts that a text names, by their files or, of a package, by its folder."""
+    named = (ROOT / name for name in SCRIPT.findall(text))
+    programs = (path / "__main__.py" if path.is_dir() else path for path in named)
+    return {o for path in programs if path.is_file() for o in OPTION.findall(path.read_text())}
+
+
 @cache
 def main_options(program: Path) -> set[str]:
     text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
@@ -129,7 +124,7 @@ def main_options(program: Path) -> set[str]:
 def test_commands_and_options(document: Path, main_path: Path) -> None:
     ours = {command: set(words(command)[0]) for command in COMMANDS}
     ours |= {"convert.py": ours["convert"], "main": main_options(main_path)}
-    known = set().union(*ours.values(), OTHERS)
+    known = set().union(*ours.values(), OTHERS, script_options(document.read_text()))
     for text in code(document):
         for option in OPTION.findall(text):
             assert option in known, f"{document.name}: {option}"
