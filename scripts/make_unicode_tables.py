@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write powerinfer_cpp/src/tokenizer/unicode_tables.inc: which code points are letters
+"""Write unicode_tables.inc in powerinfer_cpp/src/tokenizer/unicode: which code points are letters
 of which case, marks, numbers, punctuation, symbols or white space.
 
   make_unicode_tables.py [--module unicodedata2]
@@ -17,7 +17,8 @@ import pathlib
 import sys
 from types import ModuleType
 
-OUTPUT = pathlib.Path(__file__).parents[1] / "powerinfer_cpp/src/tokenizer/unicode_tables.inc"
+FOLDER = pathlib.Path(__file__).parents[1] / "powerinfer_cpp/src/tokenizer/unicode"
+OUTPUT = FOLDER / "unicode_tables.inc"
 
 
 def kind(code_point: int, data: ModuleType) -> str:

@@ -14,13 +14,6 @@ constexpr CharKind LU = CharKind::upper, LL = CharKind::lower, LO = CharKind::le
                    M = CharKind::mark, P = CharKind::punctuation, Y = CharKind::symbol,
                    S = CharKind::space;
 
-// Decodes a character of n bytes, as found by utf8_length().
-uint32_t decode(const char* bytes, size_t n) {
-    uint32_t point = uint8_t(bytes[0]) & (n == 1 ? 0x7F : 0xFF >> (n + 1));
-    for (size_t i = 1; i < n; i++) point = point << 6 | (uint8_t(bytes[i]) & 0x3F);
-    return point;
-}
-
 std::vector<Char> decode(std::string_view text) {
     CharKind ascii[128];
     for (uint32_t point = 0; point < 128; point++) ascii[point] = char_kind(point);
@@ -33,7 +26,7 @@ std::vector<Char> decode(std::string_view text) {
             i++;
             continue;
         }
-        const uint32_t point = decode(text.data() + i, n);
+        const uint32_t point = utf8_point(text.substr(i), n);
         chars.push_back({i, point, point < 128 ? ascii[point] : char_kind(point)});
         i += n;
     }

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tokenizer/characters.h"
+#include "tokenizer/unicode/characters.h"
 
 namespace powerinfer {
 

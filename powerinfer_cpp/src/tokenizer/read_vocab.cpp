@@ -11,6 +11,7 @@
 #include "tokenizer/bpe.h"
 #include "tokenizer/spm.h"
 #include "tokenizer/unigram.h"
+#include "tokenizer/wordpiece.h"
 
 namespace powerinfer {
 namespace {
@@ -280,6 +281,20 @@ void read_ends(const Gguf& gguf, Vocab& vocab) {
     if (ends.front() < 0) ends.erase(ends.begin());
 }
 
+// Is a text put into NFC first? Where the file does not say so, llama.cpp's names of rules tell it
+// of those that are only used with it.
+bool read_composes(const Gguf& gguf) {
+    const char* const key = "powerinfer.tokenizer.normalizer";
+    const std::string form(gguf.string(key, ""));
+    if (form == "nfc") return true;
+    if (form == "none") return false;
+    if (!form.empty())
+        throw Error(Code::unsupported, gguf.path() + ": " + key + ": '" + form +
+                                           "' is not supported; 'nfc' and 'none' are");
+    const std::string_view pre = gguf.string("tokenizer.ggml.pre", "");
+    return pre == "qwen2" || pre == "qwen35" || pre == "deepseek-r1-qwen";
+}
+
 // Keys that one kind of vocabulary obeys, in the file of another: ours change the tokens and are
 // refused, those of other engines are ignored there, too.
 void check_keys_of_others(const Gguf& gguf, bool of_bytes, bool unigram, Vocab& vocab) {
@@ -298,17 +313,17 @@ void check_keys_of_others(const Gguf& gguf, bool of_bytes, bool unigram, Vocab& 
 Vocab read_vocab(const Gguf& gguf) {
     Vocab vocab;
     const std::string family(gguf.string("tokenizer.ggml.model"));
-    const bool of_bytes = family == "gpt2", unigram = family == "t5";
+    const bool of_bytes = family == "gpt2", unigram = family == "t5", wordpiece = family == "bert";
     const bool bpe = of_bytes || family == "gemma4";
-    if (!bpe && !unigram && family != "llama")
+    if (!bpe && !unigram && !wordpiece && family != "llama")
         throw Error(Code::unsupported, gguf.path() + ": the tokenizer '" + family +
                                            "' (tokenizer.ggml.model) is not supported; 'llama', "
-                                           "'gpt2', 'gemma4' and 't5' are");
+                                           "'gpt2', 'gemma4', 't5' and 'bert' are");
 
     read_texts(gguf, vocab);
-    // BPE needs no scores, but some files have them.
-    if (!bpe || gguf.find(key_scores)) read_scores(gguf, vocab);
-    read_types(gguf, !of_bytes, vocab);
+    // BPE and WordPiece need no scores, but some files have them.
+    if ((!bpe && !wordpiece) || gguf.find(key_scores)) read_scores(gguf, vocab);
+    read_types(gguf, !of_bytes && !wordpiece, vocab);
     index_tokens(gguf, of_bytes ? decode_bpe_text : with_spaces, vocab);
     read_flags(gguf, vocab);
     check_keys_of_others(gguf, of_bytes, unigram, vocab);
@@ -321,6 +336,11 @@ Vocab read_vocab(const Gguf& gguf) {
         eos = 1;
         unk = 2;
         add_bos = false;
+    }
+    if (wordpiece) {  // of BERT
+        bos = read_id(gguf, "tokenizer.ggml.cls_token_id", vocab, 101);
+        eos = read_id(gguf, "tokenizer.ggml.seperator_token_id", vocab, 102);
+        unk = 100;
     }
     if (bpe && !of_bytes) {
         bos = 2;
@@ -337,12 +357,16 @@ Vocab read_vocab(const Gguf& gguf) {
     vocab.eos = read_id(gguf, "tokenizer.ggml.eos_token_id", vocab, eos);
     vocab.unk = read_id(gguf, "tokenizer.ggml.unknown_token_id", vocab, unk);
     vocab.add_bos = gguf.boolean("tokenizer.ggml.add_bos_token", add_bos) && vocab.bos >= 0;
-    vocab.add_eos = gguf.boolean("tokenizer.ggml.add_eos_token", unigram) && vocab.eos >= 0;
-    vocab.encode = of_bytes  ? encode_bpe
-                   : bpe     ? encode_character_bpe
-                   : unigram ? encode_unigram
-                             : encode_spm;
+    vocab.add_eos =
+        gguf.boolean("tokenizer.ggml.add_eos_token", unigram || wordpiece) && vocab.eos >= 0;
+    vocab.composes = read_composes(gguf);
+    vocab.encode = of_bytes    ? encode_bpe
+                   : bpe       ? encode_character_bpe
+                   : unigram   ? encode_unigram
+                   : wordpiece ? encode_wordpiece
+                               : encode_spm;
     if (unigram) vocab.unigram = read_unigram(gguf, vocab);
+    if (wordpiece) vocab.wordpiece = read_wordpiece(gguf, vocab);
     vocab.add_space_prefix = false;
     if (bpe) {
         vocab.bpe = read_bpe(gguf, vocab, of_bytes);

@@ -114,26 +114,10 @@ class Lattice {
         const float so_far = best_[at].score;
         const size_t one = character(at);
         bool has_character = false;
-        const auto& sorted = unigram_.sorted;
-        const auto first = uint8_t(text_[at]);
-        auto begin = sorted.begin() + unigram_.by_byte[first];
-        auto end = sorted.begin() + unigram_.by_byte[first + 1];
-        for (size_t n = 1; begin < end && at + n <= text_.size(); n++) {
-            // The tokens of [begin, end) have the first n bytes of the text here in common.
-            const std::string& text = vocab_.tokens[size_t(*begin)].text;
-            if (text.size() == n) {
-                has_character |= n == one;
-                best_[at + n].offer(score(*begin, n) + double(so_far), *begin, at);
-                begin++;
-            }
-            if (at + n == text_.size()) break;
-            const auto next = uint8_t(text_[at + n]);
-            const auto byte = [&](int32_t id) {
-                return uint8_t(vocab_.tokens[size_t(id)].text[n]);
-            };
-            begin = std::partition_point(begin, end, [&](int32_t id) { return byte(id) < next; });
-            end = std::partition_point(begin, end, [&](int32_t id) { return byte(id) <= next; });
-        }
+        unigram_.pieces.each(text_.substr(at), [&](int32_t id, size_t n) {
+            has_character |= n == one;
+            best_[at + n].offer(score(id, n) + double(so_far), id, at);
+        });
         if (!has_character) {
             best_[at + one].offer(double(unigram_.unknown + so_far), -1, at);
         }
@@ -162,6 +146,7 @@ std::shared_ptr<const Unigram> read_unigram(const ggml::Gguf& gguf, const Vocab&
     u->byte_fallback = zero >= 0 && vocab.tokens[size_t(zero)].type == TokenType::byte;
     float smallest = 0;
     bool any = false;
+    std::vector<int32_t> ids;
     for (int32_t id = 0; id < vocab.size(); id++) {
         if (vocab.find(vocab.tokens[size_t(id)].text) != id) continue;  // another one has its text
         const TokenType type = vocab.tokens[size_t(id)].type;
@@ -169,7 +154,7 @@ std::shared_ptr<const Unigram> read_unigram(const ggml::Gguf& gguf, const Vocab&
             type != TokenType::user_defined) {
             continue;
         }
-        u->sorted.push_back(id);
+        ids.push_back(id);
         if (type == TokenType::user_defined) continue;
         const float score = vocab.tokens[size_t(id)].score;
         smallest = any ? std::min(smallest, score) : score;
@@ -177,17 +162,8 @@ std::shared_ptr<const Unigram> read_unigram(const ggml::Gguf& gguf, const Vocab&
         any = true;
     }
     u->unknown = smallest - kUnknownPenalty;
-    const auto text = [&](int32_t id) { return std::string_view(vocab.tokens[size_t(id)].text); };
-    // string_view compares bytes as unsigned.
-    std::sort(u->sorted.begin(), u->sorted.end(),
-              [&](int32_t a, int32_t b) { return text(a) < text(b); });
-    for (int byte = 0; byte <= 256; byte++) {
-        const auto first = [&](int32_t id) { return int(uint8_t(text(id)[0])); };
-        u->by_byte[byte] =
-            int32_t(std::partition_point(u->sorted.begin(), u->sorted.end(),
-                                         [&](int32_t id) { return first(id) < byte; }) -
-                    u->sorted.begin());
-    }
+    u->pieces = PrefixIndex(
+        ids, [&](int32_t id) { return std::string_view(vocab.tokens[size_t(id)].text); });
     return u;
 }
 

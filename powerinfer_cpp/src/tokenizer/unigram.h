@@ -9,18 +9,18 @@
 
 #include "ggml/gguf.h"
 #include "tokenizer/charsmap.h"
+#include "tokenizer/prefix_index.h"
 #include "tokenizer/vocab.h"
 
 namespace powerinfer {
 
 struct Unigram {
     Charsmap charsmap;
-    bool join_spaces = false;     // removes spaces at both ends of a text and repeated ones
-    bool byte_fallback = false;   // characters without a token become byte tokens
-    float largest = 0;            // of the scores of ordinary tokens, and 0
-    float unknown = 0;            // score of a character without a token
-    std::vector<int32_t> sorted;  // tokens that are text, by their bytes; the first of equal ones
-    int32_t by_byte[257];         // where those with each first byte begin
+    bool join_spaces = false;    // removes spaces at both ends of a text and repeated ones
+    bool byte_fallback = false;  // characters without a token become byte tokens
+    float largest = 0;           // of the scores of ordinary tokens, and 0
+    float unknown = 0;           // score of a character without a token
+    PrefixIndex pieces;          // tokens that are text; the first of equal ones
 };
 
 // Reads what only these vocabularies have; tokens, ids and byte tokens of vocab must be filled.

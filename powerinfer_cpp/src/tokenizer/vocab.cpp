@@ -1,10 +1,12 @@
-// Splits texts at special tokens. spm.cpp, unigram.cpp and bpe.cpp encode the text between them.
+// Splits texts at special tokens. spm.cpp, unigram.cpp, bpe.cpp and wordpiece.cpp encode the text
+// between them.
 #include "tokenizer/vocab.h"
 
 #include <algorithm>
 
 #include "base/utf8.h"
-#include "tokenizer/characters.h"
+#include "tokenizer/unicode/characters.h"
+#include "tokenizer/unicode/normal_forms.h"
 
 namespace powerinfer {
 
@@ -15,11 +17,7 @@ constexpr size_t kNone = SIZE_MAX;
 // The code point at the start of a text; U+FFFFFFFF for invalid UTF-8 or an empty text.
 uint32_t first_point(std::string_view text) {
     const size_t n = utf8_length(text);
-    if (n == 0) return Char::no_point;
-    const uint8_t lead = uint8_t(text[0]);
-    uint32_t point = n == 1 ? lead : lead & (0xFFu >> (n + 1));
-    for (size_t i = 1; i < n; i++) point = point << 6 | (uint8_t(text[i]) & 0x3F);
-    return point;
+    return n ? utf8_point(text, n) : Char::no_point;
 }
 
 // Where the last character of a text begins; kNone for an empty text.
@@ -62,7 +60,10 @@ std::vector<int32_t> Vocab::tokenize(std::string_view text, bool special) const 
     std::vector<int32_t> result;
     size_t begin = 0;
     const auto between = [&](size_t end) {
-        if (begin < end) encode(*this, text.substr(begin, end - begin), result);
+        if (begin == end) return;
+        const std::string_view part = text.substr(begin, end - begin);
+        if (composes) return encode(*this, composed(part), result);
+        encode(*this, part, result);
     };
     for (const SpecialTokens::Found& f : (special ? in_text : in_plain_text).find(text)) {
         size_t from = f.begin, to = f.begin + f.size;

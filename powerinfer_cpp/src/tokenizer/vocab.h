@@ -26,8 +26,9 @@ enum class TokenType : int32_t {
     byte = 6,
 };
 
-struct Bpe;      // bpe.h
-struct Unigram;  // unigram.h
+struct Bpe;        // bpe.h
+struct Unigram;    // unigram.h
+struct WordPiece;  // wordpiece.h
 
 struct Vocab {
     struct Token {
@@ -41,6 +42,7 @@ struct Vocab {
     int32_t byte_ids[256];  // token of each byte, -1: none
     int32_t bos = -1, eos = -1, unk = -1, nl = -1;
     bool add_bos = true, add_eos = false, add_space_prefix = true;
+    bool composes = false;      // texts between special tokens are put into NFC first
     std::vector<int32_t> ends;  // EOS, EOT and other tokens that end a generation, sorted
     size_t longest = 0;         // bytes of the longest text in tokens
     // How some special tokens are found in a text, as the package tokenizers has it: with the white
@@ -57,8 +59,9 @@ struct Vocab {
     // family.
     using Encode = void (*)(const Vocab&, std::string_view text, std::vector<int32_t>& ids);
     Encode encode = nullptr;
-    std::shared_ptr<const Bpe> bpe;          // of encode_bpe()
-    std::shared_ptr<const Unigram> unigram;  // of encode_unigram()
+    std::shared_ptr<const Bpe> bpe;              // of encode_bpe()
+    std::shared_ptr<const Unigram> unigram;      // of encode_unigram()
+    std::shared_ptr<const WordPiece> wordpiece;  // of encode_wordpiece()
 
     Vocab() = default;
     Vocab(Vocab&&) = default;

@@ -1,4 +1,4 @@
-#include "tokenizer/characters.h"
+#include "tokenizer/unicode/characters.h"
 
 #include <algorithm>
 #include <iterator>
@@ -17,7 +17,7 @@ constexpr CharKind LU = CharKind::upper, LL = CharKind::lower, LO = CharKind::le
                    S = CharKind::space;
 
 const KindRange kind_ranges[] = {
-#include "tokenizer/unicode_tables.inc"
+#include "tokenizer/unicode/unicode_tables.inc"
 };
 
 template <size_t n>
