@@ -304,6 +304,15 @@ typedef enum pi_input {
     PI_INPUT_HEAD = 4              /* [n_embd], of the model; also of rows without logits */
 } pi_input;
 
+/* How the rows of a text become one result (pi_pooled), with the ids of llama.cpp. */
+typedef enum pi_pooling {
+    PI_POOLING_NONE = 0, /* each row has its own (pi_embedding) */
+    PI_POOLING_MEAN = 1,
+    PI_POOLING_FIRST = 2, /* of the rows */
+    PI_POOLING_LAST = 3,
+    PI_POOLING_RANK = 4 /* scores by the file's own pooling and head (cls.output) */
+} pi_pooling;
+
 struct pi_session_params {
     size_t struct_size;      /* sizeof(pi_session_params) */
     int32_t n_ctx;           /* positions per sequence; 0: those of the model */
@@ -361,6 +370,10 @@ struct pi_session_params {
      * negative: what a quarter of the RAM takes that the budget leaves beside the model and its
      * sessions, and none if the model runs from storage. */
     int64_t n_kv_old;
+    /* What becomes of the rows of a sequence in a call of a session with `embedding`: a
+     * pi_pooling. Other than 0: a call takes whole texts, so that n_batch is at least n_ctx, and
+     * n_kv is by default what those of one call need; a model with states has one sequence. */
+    int32_t pooling;
 };
 
 /* Defaults: use_mmap, use_gpu_index, op_offload and bundle true; n_ctx, n_batch and n_ubatch 512,
@@ -526,6 +539,13 @@ bool pi_model_has_states(const pi_model* model);
 bool pi_model_has_windows(const pi_model* model);
 /* Was the layer loaded that guesses tokens (nextn of pi_model_params)? */
 bool pi_model_guesses(const pi_model* model);
+/* Does a row see those behind it, too, so that the model gives vectors or scores of texts and no
+ * tokens? Then sessions need `embedding`. A call computes whole texts: what it has computed of a
+ * sequence is gone when it ends. n_batch and n_ubatch are at least n_ctx, and keys and values, of
+ * one layer at a time, are F32. */
+bool pi_model_is_encoder(const pi_model* model);
+/* Does it give scores (PI_POOLING_RANK)? */
+bool pi_model_ranks(const pi_model* model);
 /* The file's header; owned by the model. */
 const pi_gguf* pi_model_gguf(const pi_model* model);
 
@@ -579,6 +599,8 @@ typedef struct pi_batch {
     const bool* checkpoint; /* [n]: keep a checkpoint of the row's sequence before the row; or NULL:
                              * none. Only for models with states or windows (pi_model_has_states,
                              * pi_model_has_windows) */
+    const int32_t* type;    /* [n]: token types (segments), which BERT's relatives tell the texts of
+                             * a pair by; or NULL: 0 */
 } pi_batch;
 /* Computes rows. After an error the sequences are as before the call; but where layers have windows
  * and no room for what is behind them, a sequence that the call made longer by more than n_ubatch
@@ -598,6 +620,11 @@ pi_status pi_logits(const pi_session* session, int32_t i, const float** out);
 /* Embedding [n_embd] of row i: its last hidden state after the output norm. Only in sessions with
  * `embedding`, which have no logits. Valid as long as logits. */
 pi_status pi_embedding(const pi_session* session, int32_t i, const float** out);
+/* The result of a sequence's rows in the last call, of a session that pools: a vector behind the
+ * file's dense layers, whose length is not 1, or scores. It has pi_session_pooled_width() floats
+ * and is valid until the next call. Its bits depend on the tokens of the sequence alone. */
+pi_status pi_pooled(const pi_session* session, int32_t seq, const float** out);
+int32_t pi_session_pooled_width(const pi_session* session); /* 0: it does not pool */
 /* Guesses what follows `token`, which is to come next in a sequence of at least one position:
  * *guess is the most likely token by the model's layer for that, *probability is what it gives it.
  * logits: gets [n_vocab] of the guess, valid until the next call; or NULL. Changes no sequence, and

@@ -54,14 +54,20 @@ void keys_to_values(DType type, int64_t head_dim, int64_t v_head_dim, const uint
 struct AttentionRow {
     const int32_t* pages;
     int64_t first, end;
+    int64_t at = 0;  // its own position, which distances are counted from (AttentionScores::bias)
 };
 // What becomes of the product of a query and a key before the softmax: it is multiplied by `scale`,
 // and then, if softcap is not 0, becomes softcap * tanh(product / softcap). Sinks are scores of
 // nothing: a head's one joins its softmax, so that the weights of its values sum to less than 1.
+//
+// A bias by distance is added to each product behind its scale, where there is no softcap: of head
+// h and a position that is d behind the row, bias[h * (2 farthest + 1) + farthest + d]. Null: none.
 struct AttentionScores {
     float scale;
     float softcap = 0;
     const float* sinks = nullptr;  // [n_head] or null
+    const float* bias = nullptr;   // [n_head, 2 farthest + 1]
+    int64_t farthest = 0;
 };
 
 // The softmax and the weighted values of some positions, for several queries: top[i] is the largest

@@ -210,6 +210,7 @@ class Call {
         }
         for (int64_t i = all.begin; i < all.end; i++) {
             const AttentionRow& row = row_of(tile, i);
+            if (how_.bias) add_bias(tile, kv_head, i, b0, mine.scores + i * kBlock);
             kernels_.softmax[int(DType::F32)](
                 mine.scores + i * kBlock, std::max(row.first, b0) - b0, std::min(row.end, b1) - b0,
                 how_.softcap, out.top + i, out.sum + i);
@@ -278,6 +279,17 @@ class Call {
         } else {
             kernels_.scores[int(layer_.type)](keys, next, dim_, mine.q + i * dim_, n, y, kBlock);
         }
+    }
+
+    // Adds its biases to the scores [kBlock] of query i, of the positions from b0 on that it sees.
+    void add_bias(const AttentionTile& tile, int64_t kv_head, int64_t i, int64_t b0,
+                  float* scores) const {
+        const AttentionRow& row = row_of(tile, i);
+        const int64_t head = number(tile, kv_head, i) % n_head_;
+        const int64_t from = std::max(b0, row.first), to = std::min(b0 + kBlock, row.end);
+        const float* const of_head = how_.bias + head * (2 * how_.farthest + 1);
+        const float* const bias = of_head + how_.farthest + from - row.at;
+        for (int64_t p = from; p < to; p++) scores[p - b0] += bias[p - from];
     }
 
     // The result of the query with this number, from the sums of query i, now that all of its

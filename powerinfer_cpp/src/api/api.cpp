@@ -376,6 +376,14 @@ bool pi_model_guesses(const pi_model* m) {
     return m->model->guesses();
 }
 
+bool pi_model_is_encoder(const pi_model* m) {
+    return m->model->config.encoder;
+}
+
+bool pi_model_ranks(const pi_model* m) {
+    return !m->model->ranker.empty();
+}
+
 const pi_gguf* pi_model_gguf(const pi_model* m) {
     return &m->header;
 }

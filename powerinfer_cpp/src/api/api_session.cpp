@@ -141,7 +141,7 @@ pi_status pi_eval_batch(pi_session* s, const pi_batch* batch) {
 
 pi_status pi_eval(pi_session* s, const int32_t* token, const int32_t* seq, const bool* keep,
                   int32_t n) {
-    const pi_batch batch{sizeof(pi_batch), n, token, seq, keep, nullptr, nullptr};
+    const pi_batch batch{sizeof(pi_batch), n, token, seq, keep, nullptr, nullptr, nullptr};
     return pi_eval_batch(s, &batch);
 }
 
@@ -157,8 +157,21 @@ pi_status pi_embedding(const pi_session* s, int32_t i, const float** out) {
     return guarded([&] {
         require(s && out, "session and out must not be NULL");
         require(s->session.params.embedding, "the session keeps logits, not embeddings");
+        require(!s->session.params.pooling, "the session pools: see pi_pooled");
         *out = s->session.result(i);
     });
+}
+
+pi_status pi_pooled(const pi_session* s, int32_t seq, const float** out) {
+    return guarded([&] {
+        require(s && out, "session and out must not be NULL");
+        *out = s->session.pooled(seq);
+    });
+}
+
+int32_t pi_session_pooled_width(const pi_session* s) {
+    const pi_session_params& params = s->session.params;
+    return params.pooling ? int32_t(powerinfer::PooledTexts::width(*s->session.model, params)) : 0;
 }
 
 pi_status pi_sample_rows(pi_session* s, pi_sampler* const* samplers, const int32_t* rows, int32_t n,

@@ -65,12 +65,14 @@ void embed(const Pass& p) {
     if (m.config.embedding_scale != 1) {
         ggml::scale(p.context, rows, m.config.embedding_scale, n * n_embd);
     }
-    if (m.embedding_norm) p.norm(rows, *m.embedding_norm, n, rows);
-    if (m.position_embd) {
-        ggml::embed_rows(p.context, m.position_embd, b.batch.position, m.config.position_offset, n,
-                         b.normed);
+    const auto add_rows = [&](const ggml::Matrix& table, const int32_t* ids, int64_t offset) {
+        if (!table) return;
+        ggml::embed_rows(p.context, table, ids, offset, n, b.normed);
         ggml::add(p.context, rows, b.normed, n * n_embd);
-    }
+    };
+    add_rows(m.token_types, b.batch.type, 0);
+    add_rows(m.position_embd, b.batch.position, m.config.position_offset);
+    if (m.embedding_norm) p.norm(rows, *m.embedding_norm, n, rows);
     if (rows != b.x) {
         ggml::repeat_in_streams(p.context, {n, m.config.n_streams, n_embd}, rows, b.x);
     }

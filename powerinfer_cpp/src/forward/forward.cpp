@@ -18,6 +18,10 @@ using ggml::Input;
 void last_norm(const Pass& p, const float* x, int64_t n, float* y) {
     const Model& m = p.model;
     if (m.output_mix) return read_streams(p, *m.output_mix, x, n, y, nullptr);
+    if (!m.output_norm.weight) {
+        std::copy_n(x, n * m.config.n_embd, y);
+        return;
+    }
     p.norm(x, m.output_norm, n, y);
 }
 

@@ -44,6 +44,7 @@ void walk(const Layer& layer, Steps& steps) {
         if (!waiting) {
             if (waits) waiting = y;
             if (!waits) steps.add(steps.stream(), y);
+            if (part.stream_norm) steps.norm(steps.stream(), *part.stream_norm);
             continue;
         }
         if (waits || part.sum_norm) steps.add(waiting, y);

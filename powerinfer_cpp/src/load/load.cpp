@@ -164,6 +164,7 @@ void plan_memory(Model& m, bool use_mmap, OnDisk stored) {
 
 // What of a model can stay on the disk.
 OnDisk can_leave(const Model& model) {
+    if (model.config.encoder) return OnDisk::nothing;
     if (keeps_to_ram(model).empty()) return OnDisk::neurons;
     if (keeps_experts(model).empty()) return OnDisk::experts;
     return keeps_blocks(model).empty() ? OnDisk::blocks : OnDisk::nothing;
@@ -319,11 +320,11 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
         return model;
     }
     model->config = read_config(model->file.gguf, *family, model->vocab.size());
-    notes.insert(notes.end(), model->config.notes.begin(), model->config.notes.end());
     if (params.nextn) require_nextn(*model, *family);
     model->layers.resize(size_t(model->config.n_layer + params.nextn));
     refuse_further_layers(*model);
     model->weights = weight_specs(*model, *family);
+    notes.insert(notes.end(), model->config.notes.begin(), model->config.notes.end());
     refuse_unread_overrides(model->file.gguf);
     check_unread_keys(*model, params.allow_unknown, notes);
     resolve_weights(*model);

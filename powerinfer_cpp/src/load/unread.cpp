@@ -381,7 +381,8 @@ void check_unread_keys(const Model& model, bool allow, Notes& notes) {
         if (decisive.size() > 1) continue;
         reason = "key " + decisive[0] + " is " + value_text(value);
         reason += key == "attention.causal"
-                      ? ", but encoders, in which tokens see those after them, are not supported"
+                      ? ", but rows of architecture \"" + c.architecture +
+                            "\" see only those before them here"
                       : ", which this engine does not compute for architecture \"" +
                             c.architecture + "\"";
     }

@@ -16,6 +16,8 @@ struct Batch {
         carver.take(token, {max_rows});
         carver.take(seq, {max_rows});
         carver.take(position, {max_rows});
+        carver.take(end, {max_rows});
+        carver.take(type, {max_rows});
         carver.take(slot, {n_classes, max_rows});
         carver.take(pages, {n_classes, max_rows});
         carver.take(result, {max_rows});
@@ -32,6 +34,8 @@ struct Batch {
     int32_t* token = nullptr;
     int32_t* seq = nullptr;
     int32_t* position = nullptr;
+    int32_t* end = nullptr;           // positions of its sequence, those of this pass too
+    int32_t* type = nullptr;          // row of Model::token_types
     ggml::KvSlot* slot = nullptr;     // [n_classes, max_rows]
     const int32_t** pages = nullptr;  // [n_classes, max_rows]
     float** result = nullptr;         // for logits [n_vocab] or embedding [n_embd]; null: not kept

@@ -14,7 +14,7 @@ std::vector<KvClass> kv_classes(const std::vector<Layer>& layers) {
         const Attention* a = layers[i].find<Attention>();
         if (!a) continue;
         if (a->kv_of < 0) {
-            window[i] = a->window;
+            window[i] = a->both ? 0 : a->window;
         } else {
             int64_t& of = window[size_t(a->kv_of)];
             of = of && a->window ? std::max(of, a->window) : 0;
@@ -68,11 +68,12 @@ KvLayout::KvLayout(const std::vector<Layer>& layers, const std::vector<KvClass>&
         for (const int64_t i : classes[kind].layers) {
             if (i < begin || i >= end) continue;
             Place& place = places_[size_t(i - begin)];
-            place = {int64_t(kind), of.page_bytes, 0,
-                     layers[size_t(i)].find<Attention>()->v_head_dim,
+            const auto& attention = *layers[size_t(i)].find<Attention>();
+            place = {int64_t(kind), attention.both ? 0 : of.page_bytes, 0, attention.v_head_dim,
                      kv_runs(layers[size_t(i)], type)};
             for (const KvRun& run : place.runs) place.bytes += run.n_head * run.bytes;
-            of.page_bytes += place.bytes;
+            of.page_bytes = std::max(of.page_bytes, place.begin + place.bytes);
+            if (attention.both && !of.runs.empty()) continue;
             of.runs.insert(of.runs.end(), place.runs.begin(), place.runs.end());
         }
         bytes_ = ggml::size_sum(

@@ -57,7 +57,8 @@ struct KvRun {
 std::vector<KvRun> kv_runs(const Layer& layer, ggml::DType type);
 
 // The places of keys and values of layers [begin, end), in RAM or on a device: the pages of one
-// class after those of another, and in a page the runs of its layers.
+// class after those of another, and in a page the runs of its layers. Layers that see both sides
+// all have the same place: what they keep is of use until the next one is computed.
 class KvLayout {
  public:
     KvLayout() = default;

@@ -72,6 +72,8 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
         carver.take(heads.cos_sin.emplace_back(), {rows, rope.n_rot});
     }
 
+    if (model.score_bias) carver.take(heads.score_bias, {sizes.n_head, 2 * int64_t(p.n_ctx) - 1});
+
     const bool notes_neurons = p.record && p.record != PI_RECORD_SQUARES;
     for (float** to : {&ffn.gate, &ffn.up}) carver.take(*to, {most.values});
     if (notes_neurons) carver.take(ffn.fired, {std::max(most.values, rows * n_ff)});

@@ -24,6 +24,7 @@ struct HeadRows {
     float* gate = nullptr;                    // of Attention::gate: [rows, n_gate]
     std::vector<float*> cos_sin;              // of each table of RoPE: [rows, n_rot]
     ggml::AttentionRow* rows = nullptr;       // [rows]
+    float* score_bias = nullptr;  // of Model::score_bias: [n_head, 2 n_ctx - 1], or null
     ggml::AttentionScratch scratch;
 };
 

@@ -31,6 +31,10 @@ struct RopeScaling {
 // RMSNorm, or LayerNorm.
 enum class Norm : uint8_t { rms, layer };
 
+// How the rows of a text become one vector: not at all, or their mean, the first or the last one.
+// The numbers of {arch}.pooling_type.
+enum class Pooling : int32_t { none = 0, mean = 1, first = 2, last = 3 };
+
 // A table of RoPE (arXiv 2104.09864) that attention of some layers uses.
 struct Rope {
     double base = 10000;
@@ -42,6 +46,9 @@ struct Rope {
 // Sizes and constants of the architecture, from the keys {arch}.*.
 struct Config {
     std::string architecture;
+    // Rows see those behind them, too, so that a text is computed in one pass: nothing is
+    // generated, and nothing of it is kept for later.
+    bool encoder = false;
     bool hybrid = false;  // some layers have no attention, or no feed-forward block
     int64_t n_vocab = 0;
     int64_t n_ctx = 0;  // positions that the model was trained with
@@ -61,10 +68,11 @@ struct Config {
     std::vector<Rope> ropes;
     bool learned_positions() const { return ropes.empty() && !hybrid; }
     RopeScaling rope_scaling;
-    float embedding_scale = 1;    // multiplies the rows of the embedding table
-    float logit_scale = 1;        // multiplies the logits
-    float logit_softcap = 0;      // of logits, see ggml::AttentionScores
-    int64_t position_offset = 0;  // learned positions: row of position 0
+    float embedding_scale = 1;             // multiplies the rows of the embedding table
+    float logit_scale = 1;                 // multiplies the logits
+    float logit_softcap = 0;               // of logits, see ggml::AttentionScores
+    int64_t position_offset = 0;           // learned positions: row of position 0
+    Pooling rank_pooling = Pooling::last;  // of what Model::ranker reads
     // What the parts of layers have unless their family says otherwise.
     Norm norm = Norm::rms;
     bool norm_bias = true;  // LayerNorm adds one

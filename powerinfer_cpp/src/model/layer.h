@@ -70,6 +70,7 @@ struct Attention {
     int64_t v_head_dim = 0;  // of a value
     int rope = -1;           // Config::ropes that rotates the heads; -1: none
     int64_t window = 0;      // positions that a row sees, its own too; 0: all
+    bool both = false;       // it sees those behind it, too: as many as before it
     int64_t first = 0;       // the first position that later rows see
     // Queries are multiplied by 1 + growth ln(1 + floor(position / growth_ctx)).
     double growth = 0;
@@ -336,7 +337,8 @@ struct LayerPart {
     std::optional<NormWeights> post_norm;  // [n_embd], of what the part gives
     float scale = 1;                       // of what the part gives, behind its norm
     Add add = Add::now;
-    std::optional<NormWeights> sum_norm;  // [n_embd], of its sum with what waits
+    std::optional<NormWeights> sum_norm;     // [n_embd], of its sum with what waits
+    std::optional<NormWeights> stream_norm;  // [n_embd], of the stream, once this was added to it
     std::variant<Attention, Router, FeedForward, LayerEmbedding, ShortConvolution, Mamba2, DeltaNet,
                  NGrams>
         op;

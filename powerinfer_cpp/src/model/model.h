@@ -2,6 +2,7 @@
 // it.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -53,6 +54,29 @@ struct StoredTable {
     ggml::Matrix table;                // its type and sizes
 };
 
+// Biases of the scores of attention by distance, the same in all layers.
+struct ScoreBias {
+    // Of each head, by the bucket that a distance is in: the first half is of positions before a
+    // row and of its own, the other half of those behind it (arXiv 2004.09297).
+    ggml::Matrix buckets;  // [n_buckets, n_head]
+    // In its place, what a position is worth less for each step to it (ALiBi, arXiv 2108.12409).
+    std::vector<float> slopes;  // [n_head]
+
+    explicit operator bool() const { return buckets || !slopes.empty(); }
+    // The table of ggml::AttentionScores, for distances below n_ctx: [n_head, 2 n_ctx - 1].
+    void fill(int64_t n_ctx, float* table) const;
+};
+
+// norm(act(w . x + bias)), of the vector of a text.
+struct TextStep {
+    enum class Act { none, tanh, gelu };
+
+    ggml::Matrix w;
+    const float* bias = nullptr;
+    Act act = Act::none;
+    std::optional<NormWeights> norm;
+};
+
 struct Model {
     Model();
     ~Model();
@@ -73,16 +97,20 @@ struct Model {
         ggml::Matrix project;         // [n_layer * width, n_embd]
         const float* norm = nullptr;  // [width]
     } layer_embd;
-    std::optional<NormWeights> embedding_norm;  // [n_embd], of the embedding
+    ScoreBias score_bias;
+    ggml::Matrix token_types;                   // [types, n_embd], added to the embedding
+    std::optional<NormWeights> embedding_norm;  // [n_embd], of the embedding with its position
     // Of scaled tables of RoPE, [n_rot / 2]: each frequency is divided by its factor.
     const float* rope_factors = nullptr;
     // The same for longrope, for short and for long sessions.
     const float *rope_short = nullptr, *rope_long = nullptr;
-    NormWeights output_norm;              // [n_embd]
+    NormWeights output_norm;              // [n_embd]; without a weight: there is none
     std::optional<StreamMix> output_mix;  // in its place, where there are several streams
-    ggml::Matrix output;                  // [n_vocab, n_embd]; token_embd if the head is tied
-    const float* output_bias = nullptr;   // [n_vocab]
-    std::vector<Layer> layers;            // with that of `nextn`, if it was asked for
+    ggml::Matrix output;  // [n_vocab, n_embd]; token_embd if the head is tied; an encoder has none
+    const float* output_bias = nullptr;  // [n_vocab]
+    // What the vector of a text goes through, and in its place what gives scores of a text.
+    std::deque<TextStep> dense, ranker;
+    std::vector<Layer> layers;  // with that of `nextn`, if it was asked for
     // What is before and behind the layer that guesses the token after the next one (multi-token
     // prediction, arXiv 2412.19437), the last one of `layers`. It reads join . [norm(embedding of
     // the token), norm(what the head read of the row before)].

@@ -44,10 +44,11 @@ KeptToCpu::KeptToCpu(const Model& model) : model_(model) {
 }
 
 std::string KeptToCpu::reason(const Attention& attention) const {
-    const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, first, growth, growth_ctx,
-                 v_norm, kv_of, scale, softcap, sinks, q, k, v, o, q_bias, k_bias, v_bias, o_bias,
-                 gated, n_gate, gate, gate_by, latent, q_norm, k_norm, norms, norm, norm_eps,
-                 out_norm] = attention;
+    const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, both, first, growth,
+                 growth_ctx, v_norm, kv_of, scale, softcap, sinks, q, k, v, o, q_bias, k_bias,
+                 v_bias, o_bias, gated, n_gate, gate, gate_by, latent, q_norm, k_norm, norms, norm,
+                 norm_eps, out_norm] = attention;
+    if (both) return "attention to both sides keeps to the CPU";
     if (first > 0) return "layers that guess tokens keep to the CPU";
     // No family has these (device_attention.cpp).
     if (gated && norms == Attention::Norms::whole_row && has(q_norm)) {
@@ -141,7 +142,7 @@ std::string KeptToCpu::reason(const NGrams&) const {
 
 std::string KeptToCpu::reason(const LayerPart& part) const {
     // All but `op` and `mix` are the walk's affair.
-    const auto& [input, norm, mix, post_norm, scale, add, sum_norm, op] = part;
+    const auto& [input, norm, mix, post_norm, scale, add, sum_norm, stream_norm, op] = part;
     if (mix) return "layers with several residual streams keep to the CPU";
     return std::visit([&](const auto& kind) { return reason(kind); }, op);
 }

@@ -8,6 +8,7 @@
 #include "ggml/status.h"
 #include "ggml/threads.h"
 #include "memory/device_scratch.h"
+#include "memory/pooled.h"
 #include "memory/sequence.h"
 #include "memory/workspace.h"
 #include "model/rope.h"
@@ -107,6 +108,19 @@ pi_session_params resolve_session_params(const Model& model, pi_session_params p
     bound("n_seq", p.n_seq, 1, 256);
     if (p.n_logits == 0) p.n_logits = p.n_batch;
     bound("n_logits", p.n_logits, 1, 1 << 20);
+    if (config.encoder) {
+        // A text is computed in one pass. What layers keep meanwhile is as exact as the rest.
+        p.n_ubatch = p.n_batch = std::max(p.n_ubatch, p.n_ctx);
+        p.type_k = p.type_v = uint32_t(ggml::DType::F32);
+    }
+    if (p.pooling) {  // a call has whole texts
+        p.n_batch = std::max(p.n_batch, p.n_ctx);
+        if (StateLayout(model.layers)) p.n_seq = 1;
+    }
+    // The texts of a call, each with a page that it does not fill.
+    if ((config.encoder || p.pooling) && p.n_kv == 0) {
+        p.n_kv = (p.n_batch / kKvPage + p.n_seq) * kKvPage;
+    }
     bound("n_kv", p.n_kv, 0, INT64_MAX);
     const int64_t all = p.n_seq * pages_of(p.n_ctx) * kKvPage;  // no sequence has to share
     p.n_kv = p.n_kv ? std::min(p.n_kv, all) : all;
@@ -125,6 +139,14 @@ pi_session_params resolve_session_params(const Model& model, pi_session_params p
     p.n_logits = std::min(p.n_logits, p.n_batch);
     bound("sparse", p.sparse, PI_SPARSE_AUTO, PI_SPARSE_PREDICTOR);
     bound("record", p.record, PI_RECORD_OFF, PI_RECORD_SQUARES);
+    bound("pooling", p.pooling, 0, 4);
+    if (p.pooling && !p.embedding) {
+        throw Error(Code::argument, "pooling needs a session with embedding");
+    }
+    if (p.pooling == 4 && model.ranker.empty()) {
+        throw Error(Code::unsupported,
+                    model.file.gguf.path() + ": the model does not rank texts (cls.output)");
+    }
     check_rope(config, p);
     if (p.record == PI_RECORD_NEEDS) {
         if (!config.neuron_aware || p.n_ubatch != 1) {
@@ -190,6 +212,10 @@ int64_t kept_width(const Config& config, const pi_session_params& params) {
     return params.embedding ? config.n_embd : config.n_vocab;
 }
 
+int64_t kept_rows(const pi_session_params& params) {
+    return params.pooling ? params.n_ubatch : params.n_logits;
+}
+
 uint64_t scratch_bytes(const Model& m, const pi_session_params& p, bool stored) {
     return ggml::carved_bytes<Workspace>(m, p, std::max(p.n_threads, p.n_threads_batch), stored);
 }
@@ -199,7 +225,8 @@ std::vector<PlanPart> session_parts(const Model& m, const pi_session_params& p, 
     const int64_t n_ram = int64_t(m.layers.size()) - n_device;
     ggml::Carver results;
     float* room;
-    results.take(room, {p.n_logits, kept_width(m.config, p)});
+    results.take(room, {kept_rows(p), kept_width(m.config, p)});
+    if (p.pooling) PooledTexts(results, m, p);
     pi_session_params without = p;
     without.n_kv_old = 0;
     const uint64_t kv = ggml::carved_bytes<Sequences>(m.layers, without, n_ram);

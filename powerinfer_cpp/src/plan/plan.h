@@ -20,6 +20,9 @@ pi_session_params kept_session(const Model& model, const pi_model_params& params
 // Resolved for a model, whose plan may allow fewer rows at once.
 pi_session_params session_params_for(const Model& model, const pi_session_params& params);
 
+// Rows of a call whose results are kept: of one pass, where they are pooled.
+int64_t kept_rows(const pi_session_params& params);
+
 // Floats kept per row: logits or an embedding.
 int64_t kept_width(const Config& config, const pi_session_params& params);
 

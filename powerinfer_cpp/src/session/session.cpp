@@ -67,6 +67,11 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
       context(std::max(params.n_threads, params.n_threads_batch)),
       predicted_(is_predicted(*model, params.sparse)) {
     const Config& c = model->config;
+    if (c.encoder && !params.embedding) {
+        throw Error(Code::unsupported, model->file.gguf.path() +
+                                           ": this model gives vectors of texts, and no tokens "
+                                           "(embedding of pi_session_params)");
+    }
     if (params.sparse == PI_SPARSE_PREDICTOR && !c.has_predictors) {
         throw Error(Code::argument, model->file.gguf.path() + ": the file has no predictors");
     }
@@ -111,7 +116,8 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
                                   model->stores_neurons());
                 break;
             case Part::results:
-                carver.take(results_, {params.n_logits, kept_width(c, params)});
+                carver.take(results_, {kept_rows(params), kept_width(c, params)});
+                if (params.pooling) pooled_ = PooledTexts(carver, *model, params);
                 break;
             case Part::record:
                 record = Recorder(carver, *model, params);
@@ -121,6 +127,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
         }
     }
     ropes_ = rope_tables(*model, params);
+    if (model->score_bias) model->score_bias.fill(params.n_ctx, work_.heads.score_bias);
     token_rows_ = single_rows(model->token_embd_stored);
     own_rows_ = open_rows(*model, model->own_rows_stored);
     if (n_device) {
@@ -128,7 +135,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
         sequences_.attach(device_.get());
         // Those of generated tokens, and not all of a prompt's: the system has to find the pages.
         constexpr uint64_t kPinned = 32 << 20;
-        const uint64_t bytes = uint64_t(params.n_logits * kept_width(c, params)) * sizeof(float);
+        const uint64_t bytes = uint64_t(kept_rows(params) * kept_width(c, params)) * sizeof(float);
         const std::lock_guard<ggml::DeviceCard> lock(model->device->card);
         model->device->device->enter();
         pinned_ = {*model->device->device, results_, std::min(bytes, kPinned)};
@@ -160,11 +167,12 @@ std::vector<int64_t> Session::check(const pi_batch& b) {
     std::vector<int64_t> added(size_t(params.n_seq), 0);
     for (int32_t i = 0; i < b.n; i++) {
         require_token(b.token[i]);
+        require_type(b.type ? b.type[i] : 0);
         require_sequence(sequence_of(b, i));
         added[size_t(sequence_of(b, i))]++;
         kept += is_kept(b, i);
     }
-    if (kept > params.n_logits) {
+    if (!params.pooling && kept > params.n_logits) {
         throw Error(Code::argument, format("results of %d rows are to be kept, n_logits is %d",
                                            kept, params.n_logits));
     }
@@ -231,11 +239,13 @@ void Session::fill(Batch& batch, const pi_batch& b, int32_t begin, int32_t end) 
                               batch.slots_of(kind)[t] = slot;
                               batch.pages_of(kind)[t] = sequences_.pages(kind, seq);
                           });
-        batch.result[t] = nullptr;
-        if (!is_kept(b, i)) continue;
+        batch.type[t] = b.type ? b.type[i] : 0;
+        batch.result[t] = params.pooling ? results_ + t * width : nullptr;
+        if (params.pooling || !is_kept(b, i)) continue;
         batch.result[t] = results_ + n_kept_ * width;
         result_at_[size_t(i)] = n_kept_++;
     }
+    for (int64_t t = 0; t < batch.n; t++) batch.end[t] = int32_t(sequences_.length(batch.seq[t]));
 }
 
 void Session::eval(const pi_batch& b) {
@@ -256,6 +266,7 @@ void Session::eval(const pi_batch& b) {
     }
     Workspace& work = lent ? wide : work_;
     sequences_.begin(added.data());
+    if (params.pooling) pooled_.begin(added);
     try {
         for (int32_t begin = 0, end; begin < b.n; begin = end) {
             end = end_of_pass(b, begin, std::min(begin + rows, b.n));
@@ -268,6 +279,7 @@ void Session::eval(const pi_batch& b) {
             source.begin(work.batch.n);
             forward({*model, params, context, sequences_.kv(), sequences_.states(), ropes_, work,
                      record, audit, counts, device_.get(), source, adapters_, rows_on_disk()});
+            if (params.pooling) pooled_.add(work.batch);
             record.advance(work.batch.n);
             counts.add(*model, work.batch, sequences_.kv());
             for (int32_t i = begin; b.checkpoint && !sequences_.states() && i < end; i++) {
@@ -279,10 +291,13 @@ void Session::eval(const pi_batch& b) {
         record.fail();
         sequences_.rollback();
         result_at_.clear();
+        if (params.pooling) pooled_.begin(std::vector<int64_t>(size_t(params.n_seq), 0));
         source.reset();  // last, since it waits for the disk and may throw
         throw;
     }
     sequences_.commit();
+    if (params.pooling) pooled_.end(context, work.input);
+    for (int32_t i = 0; model->config.encoder && i < params.n_seq; i++) sequences_.truncate(i, 0);
     if (const std::string warning = audit.warning(*model); !warning.empty()) log(2, warning);
 }
 
@@ -313,7 +328,8 @@ Guess Session::guess(int32_t seq, int32_t token) {
         states.slot(state->slot) + states.layout().state[size_t(model->config.n_layer)];
     const int32_t where[] = {seq};
     const bool generated[] = {true}, keep[] = {false};
-    fill(work_.batch, {sizeof(pi_batch), 1, &token, where, keep, generated, nullptr}, 0, 1);
+    fill(work_.batch, {sizeof(pi_batch), 1, &token, where, keep, generated, nullptr, nullptr}, 0,
+         1);
     NeuronSource source(nullptr, nullptr, counts.stored);
     Recorder nothing;
     try {
@@ -402,6 +418,15 @@ const float* Session::result(int32_t row) const {
     return results_ + int64_t(result_at_[size_t(row)]) * kept_width(model->config, params);
 }
 
+const float* Session::pooled(int32_t seq) const {
+    require_sequence(seq);
+    const float* const found = params.pooling ? pooled_.of(seq) : nullptr;
+    if (!found) {
+        throw Error(Code::argument, format("the last call made no vector of sequence %d", seq));
+    }
+    return found;
+}
+
 void Session::sample(Sampler* const* samplers, const int32_t* rows, int32_t n, int32_t* tokens) {
     const int32_t n_vocab = int32_t(model->config.n_vocab);
     std::vector<Sampler*> once(samplers, samplers + n);
@@ -433,6 +458,13 @@ void Session::require_token(int32_t token) const {
     if (token >= 0 && token < model->config.n_vocab) return;
     throw Error(Code::argument, format("token %d is outside the vocabulary of %lld", token,
                                        (long long)model->config.n_vocab));
+}
+
+void Session::require_type(int32_t type) const {
+    const int64_t n = std::max<int64_t>(model->token_types.rows, 1);
+    if (type >= 0 && type < n) return;
+    throw Error(Code::argument,
+                format("token type %d is outside the model's %lld", type, (long long)n));
 }
 
 void Session::require_room(int64_t n) const {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "forward/device_forward.h"
+#include "memory/pooled.h"
 #include "memory/sequence.h"
 #include "memory/workspace.h"
 #include "model/adapters.h"
@@ -38,6 +39,9 @@ class Session {
     void eval(const pi_batch& batch);
     // Logits or embedding of a row of the last eval. Throws Error(argument) if it was not kept.
     const float* result(int32_t row) const;
+    // What a sequence's rows of the last eval have become together. Throws Error(argument) if it
+    // had none, or if the session does not pool.
+    const float* pooled(int32_t seq) const;
     // tokens[i] = samplers[i]->sample(the logits of rows[i]), by all threads. Throws
     // Error(argument) before it uses a sampler, or Error(memory). No sampler may be given twice.
     void sample(Sampler* const* samplers, const int32_t* rows, int32_t n, int32_t* tokens);
@@ -96,6 +100,7 @@ class Session {
     void restate(int32_t from, int32_t to, int64_t n);
     void require_sequence(int32_t seq) const;
     void require_token(int32_t token) const;
+    void require_type(int32_t type) const;
     void require_room(int64_t n_positions) const;
     // Fills the micro-batch of the workspace with rows [begin, end) of a call.
     void fill(Batch& batch, const pi_batch& given, int32_t begin, int32_t end);
@@ -115,6 +120,7 @@ class Session {
     std::unique_ptr<TableRows> token_rows_, own_rows_;  // see RowReaders; null: not on the disk
     std::unique_ptr<DeviceForward> device_;             // after what it uses; null without a device
     float* results_ = nullptr;                          // [n_logits, result width]
+    PooledTexts pooled_;                                // of sessions that pool
     std::vector<int32_t> result_at_;  // slot of each row of the last eval, -1: not kept
     int32_t n_kept_ = 0;              // in the running eval
 };

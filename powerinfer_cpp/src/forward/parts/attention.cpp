@@ -96,12 +96,15 @@ void attention(const Pass& p, int64_t layer, const Attention& a, ggml::SharedInp
     }
     const int32_t* const* const pages = b.batch.pages_of(kind);
     for (int64_t t = 0; t < n; t++) {
-        const int64_t end = b.batch.position[t] + 1;
-        const int64_t begin = std::max(a.first, a.window ? end - a.window : 0);
-        b.heads.rows[t] = {pages[t], std::min(begin, end - 1), end};
+        const int64_t at = b.batch.position[t], all = b.batch.end[t];
+        const int64_t begin = std::max(a.first, a.window ? at + 1 - a.window : 0);
+        const int64_t end = !a.both ? at + 1 : a.window ? std::min(at + a.window, all) : all;
+        b.heads.rows[t] = {pages[t], std::min(begin, at), end, at};
     }
-    ggml::attention(p.context, kv, a.n_head, {a.scale, a.softcap, a.sinks}, b.heads.rows, n,
-                    b.heads.q, b.heads.scratch, b.heads.attended);
+    const ggml::AttentionScores how{a.scale, a.softcap, a.sinks, b.heads.score_bias,
+                                    p.params.n_ctx - 1};
+    ggml::attention(p.context, kv, a.n_head, how, b.heads.rows, n, b.heads.q, b.heads.scratch,
+                    b.heads.attended);
     if (a.latent) latent_results(p, a);
 
     if (a.gated) {

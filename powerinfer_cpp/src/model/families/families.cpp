@@ -134,6 +134,7 @@ const std::vector<Family>& all_families() {
     static const std::vector<Family> all = [] {
         std::vector<Family> found;
         for (const auto* group : {&kLlamaFamilies,    &kMixtureFamilies,      &kDeepSeekFamilies,
+                                  &kBertFamilies,     &kModernBertFamilies,   &kBothSidedFamilies,
                                   &kDeltaNetFamilies, &kQwen4ExpFamilies,     &kGraniteFamilies,
                                   &kDenseFamilies,    &kFalconFamilies,       &kFalconH1Families,
                                   &kGemma4Families,   &kGemmaFamilies,        &kGpt2Families,
@@ -519,6 +520,7 @@ std::vector<WeightSpec> weight_specs(Model& model, const Family& family) {
     const ggml::Gguf& gguf = model.file.gguf;
     const int64_t n_layer = model.config.n_layer;
     family.weights(model, specs);
+    Weights(model, specs).text_steps();
     if (model.guesses()) family.nextn(model, specs);
     scale_products(model, specs);
     number_parts(model);

@@ -76,6 +76,11 @@ extern const std::vector<Family> kLagunaFamilies;
 extern const std::vector<Family> kSmallThinkerFamilies;
 extern const std::vector<Family> kWindowedFamilies;  // afmoe, exaone-moe, mellum, mimo2...
 
+// encoders/
+extern const std::vector<Family> kBertFamilies;  // bert, nomic-bert, gte
+extern const std::vector<Family> kModernBertFamilies;
+extern const std::vector<Family> kBothSidedFamilies;  // eurobert, llama-embed
+
 // recurrent/: with states
 extern const std::vector<Family> kDeltaNetFamilies;  // qwen3next, qwen35, olmo-hybrid...
 extern const std::vector<Family> kFalconH1Families;
@@ -183,6 +188,10 @@ void configure_latents(const ggml::Gguf& gguf, Config& c);
 // it, too. Throws Error(format) where they differ.
 void check_experts(const Model& m, int64_t i);
 
+// For models whose rows see those behind them. Throws Error(unsupported) if the file says that they
+// do not.
+void encode(const ggml::Gguf& gguf, Config& c);
+
 // For learned positions instead of RoPE: position 0 is at row `offset` of position_embd.weight.
 void learn_positions(const ggml::Gguf& gguf, Config& c, int64_t offset);
 
@@ -239,8 +248,9 @@ class Weights {
     LayerPart& mamba2(int64_t i, const char* norm);
     // The layer that guesses tokens, of this form, and what is before and behind it.
     void nextn(const LayerForm& form);
-    // The norm of what the part gives.
+    // The norm of what the part gives, and that of the stream behind it.
     void post_norm(int64_t i, const char* name, LayerPart& part);
+    void stream_norm(int64_t i, const char* name, LayerPart& part);
     // Does layer i have experts?
     bool has_experts(int64_t i) const { return layer_sizes(m.file.gguf, m.config, i).n_expert > 0; }
 
@@ -260,6 +270,11 @@ class Weights {
     void head_norms(int64_t i);
     // position_embd.weight.
     void positions();
+    // Of an encoder: token_embd.weight and token_types.weight, which the file may lack; and
+    // token_embd_norm.
+    void encoder_embedding();
+    // dense_2 and dense_3, cls and cls.output, where the file has them.
+    void text_steps();
     // ffn_gate (if gated), ffn_up and ffn_down of layer i: .weight, and .bias if the file has it.
     // Without ffn_gate an ffn_up of twice the rows holds both, gates first.
     // In neuron-aware files ffn_down_t or bundles, predictors and ffn_rate.

@@ -145,6 +145,10 @@ void Weights::post_norm(int64_t i, const char* name, LayerPart& part) {
     norm(blk(i, name), &part.post_norm.emplace(), m.config.n_embd);
 }
 
+void Weights::stream_norm(int64_t i, const char* name, LayerPart& part) {
+    norm(blk(i, name), &part.stream_norm.emplace(), m.config.n_embd);
+}
+
 void Weights::attention(int64_t i) {
     if (has(blk(i, "attn_qkv.weight"))) return fused_attention(i);
     const int64_t n_embd = m.config.n_embd;
@@ -209,6 +213,16 @@ void Weights::positions() {
     const ggml::TensorInfo* there = m.file.gguf.find_tensor(kPositions);
     const int64_t n_rows = there ? there->ne[1] : c.n_ctx + c.position_offset;
     table(Part::embedding, kPositions, n_rows, c.n_embd, &m.position_embd);
+}
+
+void Weights::encoder_embedding() {
+    const Config& c = m.config;
+    const std::string types = "token_types.weight";
+    table(Part::embedding, "token_embd.weight", c.n_vocab, c.n_embd, &m.token_embd);
+    if (const ggml::TensorInfo* there = m.file.gguf.find_tensor(types)) {
+        table(Part::embedding, types, there->ne[1], c.n_embd, &m.token_types);
+    }
+    norm("token_embd_norm", &m.embedding_norm.emplace(), c.n_embd);
 }
 
 std::vector<int64_t> Weights::shaped(const Rows& of, int64_t cols, int64_t n_rows) {

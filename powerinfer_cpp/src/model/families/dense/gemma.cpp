@@ -88,12 +88,29 @@ void weights_gemma3(Model& m, std::vector<WeightSpec>& specs) {
     for (int64_t i = 0; i < m.config.n_layer; i++) w.head_norms(i);
 }
 
+// EmbeddingGemma: rows see both sides, in most layers half of the window on each.
+void configure_gemma_embedding(const ggml::Gguf& gguf, Config& c) {
+    configure_gemma3(gguf, c);
+    encode(gguf, c);
+}
+
+void weights_gemma_embedding(Model& m, std::vector<WeightSpec>& specs) {
+    weights_gemma3(m, specs);
+    for (Layer& layer : m.layers) {
+        auto& a = *layer.find<Attention>();
+        a.both = true;
+        if (a.window) a.window = a.window / 2 + 1;
+    }
+}
+
 }  // namespace
 
 const std::vector<Family> kGemmaFamilies = {
     Family{"gemma", configure_gemma, weights_gemma}.with(Activation::gelu_tanh),
     Family{"gemma2", configure_gemma2, weights_gemma2}.with(Activation::gelu_tanh),
     Family{"gemma3", configure_gemma3, weights_gemma3}.with(Activation::gelu_tanh),
+    Family{"gemma-embedding", configure_gemma_embedding, weights_gemma_embedding}.with(
+        Activation::gelu_tanh),
 };
 
 }  // namespace powerinfer

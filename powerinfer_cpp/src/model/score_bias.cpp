@@ -1,0 +1,41 @@
+#include <algorithm>
+#include <cmath>
+
+#include "model/model.h"
+
+namespace powerinfer {
+
+namespace {
+
+// The farthest distance that has a bucket of its own group, and others beyond are in the last one.
+constexpr double kFarthest = 128;
+
+// The bucket of a position d steps behind a row, as T5 and MPNet divide them: half of those of a
+// side have one distance each, the others grow with its logarithm.
+int64_t bucket(int64_t d, int64_t n_buckets) {
+    const int64_t half = n_buckets / 2, exact = half / 2, distance = std::abs(d);
+    const int64_t side = d > 0 ? half : 0;
+    if (distance < exact) return side + distance;
+    // In floats, as it was in training: at exact powers the rounding decides.
+    const float turns = std::log(float(distance) / float(exact)) /
+                        float(std::log(kFarthest / double(exact))) * float(half - exact);
+    return side + std::min(exact + int64_t(turns), half - 1);
+}
+
+}  // namespace
+
+void ScoreBias::fill(int64_t n_ctx, float* table) const {
+    const int64_t n_head = buckets ? buckets.cols : int64_t(slopes.size());
+    const int64_t width = 2 * n_ctx - 1;
+    std::vector<float> row(size_t(n_head), 0.0f);
+    for (int64_t i = 0; i < width; i++) {
+        const int64_t d = i - (n_ctx - 1);
+        if (buckets) ggml::decode_row(buckets, bucket(d, buckets.rows), row.data());
+        for (int64_t h = 0; h < n_head; h++) {
+            table[h * width + i] =
+                buckets ? row[size_t(h)] : -slopes[size_t(h)] * float(std::abs(d));
+        }
+    }
+}
+
+}  // namespace powerinfer
