@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="for a PEFT adapter: its base model's GGUF, or a folder with its config.json",
     )
     parser.add_argument(
+        "--rank",
+        action="store_true",
+        help="a folder of Qwen3 ranks pairs of texts, though neither its name nor its card says so",
+    )
+    parser.add_argument(
         "--allow-unknown",
         action="store_true",
         help="convert without keys of config.json and tensors that change results and are not "
@@ -62,6 +67,7 @@ def run(args: argparse.Namespace) -> None:
         profile=args.profile,
         pre=args.pre,
         base=args.base,
+        rank=args.rank,
         allow_unknown=args.allow_unknown,
     )
     print(path)

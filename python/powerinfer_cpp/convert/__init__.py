@@ -15,8 +15,9 @@ from .families import read_family
 from .families.family import Family, all_outputs, embeds_predictors
 from .formats import Format, format_by_name
 from .from_gguf import convert_gguf
-from .pooling import read_pooling
 from .predictor import predictors, sparse_threshold
+from .rankers import make_ranker
+from .sentence import read_sentence
 from .statistics import activation_files
 from .stored import Fitting, encoded
 from .tensors import Output
@@ -48,6 +49,7 @@ def convert(
     profile: str | Path | None = None,
     pre: str | None = None,
     base: str | Path | None = None,
+    rank: bool = False,
     allow_unknown: bool = False,
     log: Callable[[str], None] = to_stderr,
 ) -> Path:
@@ -69,6 +71,7 @@ def convert(
     allow_unknown: convert a folder without the keys of its config.json and the tensors that change
     results and are not known here, with a note, instead of raising UnsupportedModelError or
     ModelFormatError.
+    rank: a folder of Qwen3 is that of a model that ranks, which its name or card usually says.
     outfile: default NAME-TYPE.gguf beside the model. log: called with notes, one line each.
 
     Raises OSError, ModelFormatError, UnsupportedModelError, ValueError; an error leaves no partial
@@ -120,9 +123,10 @@ def convert(
     family = read_family(config, activation)
     scheme = packed.read_scheme(config, allow_unknown)
     vocab = read_vocab(folder, config, family.n_vocab, pre)
-    pooling = read_pooling(folder, allow_unknown)
+    make_ranker(folder, family, vocab, rank)
+    sentence = read_sentence(folder, allow_unknown)
     unread = judge_keys(config, allow_unknown)
-    for note in [*family.notes, *vocab.notes, *pooling.notes, *unread]:
+    for note in [*family.notes, *vocab.notes, *sentence.notes, *unread]:
         log(f"note: {note}")
     family.notes.clear()
     kind = "vocab" if vocab_only else outtype
@@ -138,6 +142,7 @@ def convert(
         if not dense and predictor is None and embeds_predictors(family, checkpoint):
             neuron_aware = family.keep_predictors = True
         found = list(_outputs(folder, checkpoint, predictor, family, neuron_aware, allow_unknown))
+        found += sentence.outputs(family.n_embd)
         for note in family.notes:
             log(f"note: {note}")
     # Only after the embedding has confirmed the number of tokens in config.json.
@@ -152,8 +157,7 @@ def convert(
     threshold = None if predictor is None else sparse_threshold(Path(predictor))
     kept = next((output.own_format for output in found if output.own_format), outtype)
     entries = list(_entries(folder.name, family, vocab, kept, neuron_aware, threshold))
-    if pooling.kind is not None:
-        entries.append(uint32(f"{family.architecture}.pooling_type", pooling.kind))
+    entries += sentence.entries(family.architecture, family.n_ctx, family.ranks)
     if statistics is not None:
         tensors, keys = activation_files.as_gguf(statistics, stored, family.n_layer)
         stored, entries = stored + tensors, entries + keys

@@ -77,6 +77,14 @@ _DEFAULTS = {
     "nemotron_h_moe": ("relu2", "relu2"),
     "granitehybrid": ("silu", "relu"),
     "falcon-h1": ("silu", "relu"),
+    "bert": ("gelu", "relu"),
+    "mpnet": ("gelu", "relu"),
+    "nomic-bert": ("silu", "relu"),
+    "gte": ("gelu", "relu"),
+    "modern-bert": ("gelu", "relu"),
+    "eurobert": ("silu", "relu"),
+    "llama-embed": ("silu", "relu"),
+    "gemma-embedding": ("gelu_tanh", "relu"),
 }
 # What llama.cpp computes where that is not the default of such files.
 _OF_LLAMA_CPP = {"bitnet": "silu"}

@@ -60,6 +60,10 @@ class Weights:
             raise ModelFormatError(f"the checkpoint lacks tensor {name} {list(shape)}")
         return check_shape(weight, shape)
 
+    def peek(self, name: str) -> Weight | None:
+        """The tensor with this name, which somebody else takes; None: there is none."""
+        return self._left.get(name)
+
     def take_parts(self, names: Sequence[str], n_rows: int, *row: int) -> list[Weight]:
         """Tensors that have n_rows rows of this shape together, however these are divided. Raises
         ModelFormatError for other numbers of rows, and if one is missing."""
@@ -197,6 +201,18 @@ def transposed(name: str, weight: Weight) -> Output:
         return widen(np.copy(weight.stored()[:, a:b].T, order="C"), weight.bf16)
 
     return Output(name, weight.shape[::-1], rows)
+
+
+def some_rows(name: str, output: Output, first: int, n: int) -> Output:
+    """n rows of a matrix, from the first one on."""
+    return replace(
+        output,
+        name=name,
+        shape=(n, output.row),
+        rows=lambda a, b: output.rows(a + first, b + first),
+        own_format="",
+        packed=None,
+    )
 
 
 def joined(name: str, parts: Sequence[Output]) -> Output:

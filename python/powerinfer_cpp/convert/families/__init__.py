@@ -5,7 +5,7 @@ from collections.abc import Callable
 from ...core.errors import UnsupportedModelError
 from ..config import Config
 from .dense.falcon import Falcon
-from .dense.gemma import Gemma, Gemma2, Gemma3
+from .dense.gemma import Gemma, Gemma2
 from .dense.gpt2 import Gpt2
 from .dense.muse_glimmer import MuseGlimmer
 from .dense.near_llama import (
@@ -24,6 +24,10 @@ from .dense.phi3 import Phi3
 from .dense.relu import Arcee, BitNet, Jais2, LlamaSparseRelu, NanoChat, Nemotron
 from .dense.stablelm import StableLm
 from .dense.starcoder2 import StarCoder2
+from .encoders.bert import Bert, DistilBert, MPNet, Roberta
+from .encoders.both_sides import EuroBert, LlamaEmbed, gemma3
+from .encoders.modern_bert import ModernBert
+from .encoders.rotating import Gte, NomicBert
 from .family import Family
 from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3, TurboSparseMixtral
 from .mixtures.bailing import BailingMoe
@@ -113,8 +117,8 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "RefinedWebModel": Falcon,
     "gemma": Gemma,
     "gemma2": Gemma2,
-    "gemma3": Gemma3,  # with images; the text part is converted
-    "gemma3_text": Gemma3,
+    "gemma3": gemma3,  # with images; the text part is converted
+    "gemma3_text": gemma3,
     "gemma4": Gemma4,  # with images and sound; the text part is converted
     "gemma4_text": Gemma4,
     "muse_glimmer": MuseGlimmer,  # with images; the text part is converted
@@ -143,6 +147,18 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "nanochat": NanoChat,
     "nemotron": Nemotron,
     "nemotron_h": nemotron_h,
+    "bert": Bert,
+    "distilbert": DistilBert,
+    "roberta": Roberta,
+    "camembert": Roberta,
+    "xlm-roberta": Roberta,
+    "mpnet": MPNet,
+    "nomic_bert": NomicBert,
+    "new": Gte,
+    "gte": Gte,
+    "modernbert": ModernBert,
+    "eurobert": EuroBert,
+    "llama_bidirec": LlamaEmbed,
 }
 
 

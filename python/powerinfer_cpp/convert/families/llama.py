@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from ..config import Config
-from ..tensors import Output, Weights, from_weight, stacked, transposed
+from ..tensors import Output, Weights, from_weight, row_order, stacked, transposed
 from ..weight import Weight
+from ..writer import Entry, array
 from .family import Family, read_window
 
 
@@ -303,3 +304,22 @@ class Qwen3(Qwen2):
         super().__init__(config)
         self.qkv_bias = self.o_bias  # attention_bias
         self.head_norms = True
+        # Of a model that ranks: the tokens whose logits are the scores for and against.
+        self.labels: tuple[int, int] | None = None
+
+    def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
+        head = "lm_head.weight" if "lm_head.weight" in weights else f"{self.root}{self.first}"
+        table = weights.peek(head)
+        yield from super().outputs(weights, transpose_down)
+        if self.labels is not None and table is not None:
+            rows = row_order("cls.output.weight", table, np.array(self.labels))
+            yield replace(rows, exact=True)
+
+    def entries(self) -> Iterator[Entry]:
+        yield from super().entries()
+        if self.labels is not None:
+            yield array(f"{self.architecture}.classifier.output_labels", "STRING", ["yes", "no"])
+
+    def ranks_by(self, yes: int, no: int) -> None:
+        """The model ranks, and the logits of these tokens are its scores."""
+        self.labels, self.ranks = (yes, no), True

@@ -46,7 +46,7 @@ def read_vocab(folder: Path, config: Config, n_vocab: int, pre: str | None = Non
         )
     for token, (text, kind) in sorted(added.items()):
         _add(vocab, token, text, kind, folder)
-    if vocab.kind != "gpt2":  # user-defined tokens are searched for in the raw text
+    if vocab.scored:  # user-defined tokens are searched for in the raw text
         for token, text in enumerate(vocab.texts):
             if vocab.types[token] == TokenType.USER_DEFINED:
                 vocab.texts[token] = text.replace(SPACE, " ")
@@ -106,7 +106,7 @@ def _add(vocab: Vocab, token: int, text: str, kind: TokenType, folder: Path) -> 
 
 def _special_ids(vocab: Vocab, config: Config, settings: dict[str, Any], n_vocab: int) -> None:
     """Sets bos, eos, unk, pad from tokenizer_config.json's text, else from config.json's id."""
-    for name in ("bos", "eos", "unk", "pad"):
+    for name in ("bos", "eos", "unk", "pad", "mask"):
         text = _content(settings.get(f"{name}_token"))
         token = config.values.get(f"{name}_token_id")
         token = token[0] if isinstance(token, list) and token else token

@@ -7,8 +7,9 @@ from ...core.errors import ModelFormatError, UnsupportedModelError
 from ..checkpoint import read_json
 from .model import TokenType, Vocab, match_flags
 from .pretokenizer import PRE_NAMES, find_pre, is_byte_level, prefixes_space
-from .spm_json import CHANGES, as_sentencepiece
+from .spm_json import CHANGES, as_sentencepiece, nodes
 from .unigram_json import read_unigram
+from .wordpiece import read_vocab_txt, read_wordpiece
 
 # Characters that stand for bytes: printable ones of Latin-1 for themselves, others for the rest.
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -28,6 +29,10 @@ _PRE_OF_FAMILY = {
 _OF_CHARACTERS = ("gemma4", "gemma4_text")
 
 
+# Post-processors with a token before and one behind each text; and how many stand between two.
+_WITH_CLS = {"BertProcessing": 1, "RobertaProcessing": 2}
+
+
 def read_bpe(folder: Path, settings: dict[str, Any], family: str, pre: str | None) -> Vocab:
     """Tokens and merges; special ids come from tokenizer_config.json and config.json.
 
@@ -36,6 +41,8 @@ def read_bpe(folder: Path, settings: dict[str, Any], family: str, pre: str | Non
     """
     if (folder / "tokenizer.json").exists():
         return _from_json(folder / "tokenizer.json", settings, family, pre)
+    if (folder / "vocab.txt").exists():
+        return read_vocab_txt(folder / "vocab.txt", settings)
     if not (folder / "vocab.json").exists():
         raise FileNotFoundError(
             f"{folder}: no tokenizer.model, tokenizer.json or vocab.json: there is no tokenizer"
@@ -64,6 +71,8 @@ def _from_json(path: Path, settings: dict[str, Any], family: str, pre: str | Non
         raise ModelFormatError(f"{path}: no model")
     if model.get("type") == "Unigram":
         return _finished(path, tokenizer, read_unigram(path, tokenizer))
+    if model.get("type") == "WordPiece":
+        return _finished(path, tokenizer, read_wordpiece(path, tokenizer))
     byte_level = is_byte_level(tokenizer)
     if model.get("type", "BPE") != "BPE" or not (byte_level or model.get("byte_fallback")):
         raise UnsupportedModelError(
@@ -94,7 +103,9 @@ def _from_json(path: Path, settings: dict[str, Any], family: str, pre: str | Non
                 f"{path}: a step that adds spaces (add_prefix_space) behind one that divides a text"
             )
         vocab.add_space_prefix = prefix
-        if tokenizer.get("normalizer"):
+        steps = [step.get("type") for step in nodes(tokenizer.get("normalizer"), "normalizers")]
+        vocab.nfc = steps == ["NFC"]
+        if steps and not vocab.nfc:
             vocab.notes.append("tokenizer.json normalises characters; GGUF tokenizers do not")
     else:
         as_sentencepiece(path, tokenizer, vocab)
@@ -118,7 +129,10 @@ def _finished(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> Vocab:
     vocab.flags = {entry["id"]: match_flags(entry) for entry in entries}
     first = _special_piece(tokenizer.get("post_processor"), 0)
     last = _special_piece(tokenizer.get("post_processor"), -1)
+    between = _between(tokenizer.get("post_processor"))
     texts = {text: token for token, (text, _) in vocab.added.items()}
+    vocab.sep = texts.get(between[-1]) if between else None
+    vocab.add_sep = len(between) > 1
     vocab.add_bos = first is not None
     vocab.bos = texts.get(first) if first else None
     vocab.appended = texts.get(last) if last else None
@@ -184,9 +198,31 @@ def _special_piece(processor: Any, at: int) -> str | None:
         parts = processor.get("processors")
         found = [_special_piece(part, at) for part in parts] if isinstance(parts, list) else []
         return next((text for text in found if text), None)
+    if processor.get("type") in _WITH_CLS:
+        special = processor.get("sep" if at else "cls")
+        return str(special[0]) if isinstance(special, list) and special else None
     single = processor.get("single")
     if processor.get("type") != "TemplateProcessing" or not isinstance(single, list) or not single:
         return None
     piece = single[at].get("SpecialToken") if isinstance(single[at], dict) else None
     text = piece.get("id") if isinstance(piece, dict) else None
     return text if isinstance(text, str) else None
+
+
+def _between(processor: Any) -> list[str]:
+    """The special tokens that the post-processor puts between two texts."""
+    if not isinstance(processor, dict):
+        return []
+    if processor.get("type") == "Sequence":
+        parts = processor.get("processors")
+        return next(filter(None, map(_between, parts if isinstance(parts, list) else [])), [])
+    if (n := _WITH_CLS.get(str(processor.get("type")))) is not None:
+        return [text] * n if (text := _special_piece(processor, -1)) else []
+    pair = processor.get("pair")
+    if not isinstance(pair, list) or not all(isinstance(piece, dict) for piece in pair):
+        return []
+    sequences = [i for i, piece in enumerate(pair) if "Sequence" in piece]
+    if len(sequences) != 2:
+        return []
+    found = [piece.get("SpecialToken") for piece in pair[sequences[0] + 1 : sequences[1]]]
+    return [str(piece.get("id")) for piece in found if isinstance(piece, dict)]

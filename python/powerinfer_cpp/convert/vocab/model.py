@@ -8,7 +8,7 @@ from typing import Any
 
 from ...core.errors import ModelFormatError
 from ..writer import Entry, array, boolean, string, uint32
-from .pretokenizer import IGNORE_MERGES
+from .pretokenizer import IGNORE_MERGES, NFC
 
 # A few lines of JSON can ask for 2^31 tokens of some hundred bytes each; models have thousands.
 _MOST_PADDING = 1 << 18
@@ -41,7 +41,8 @@ class Vocab:
     kind: tokenizer.ggml.model, "llama" (SentencePiece BPE, with scores), "t5" (SentencePiece
     unigram, with scores; charsmap: what its normalizer replaces, as SentencePiece stores it;
     join_spaces: it removes spaces at both ends and repeated ones), "gpt2" (byte-level BPE, with
-    merges and the name of its pre-tokeniser) or "gemma4" (BPE of characters, with merges).
+    merges and the name of its pre-tokeniser), "gemma4" (BPE of characters, with merges) or "bert"
+    (WordPiece; how it spells a text: lowercase, strip_accents, split_ideographs).
     """
 
     kind: str
@@ -57,12 +58,19 @@ class Vocab:
     eos: int | None = None
     unk: int | None = None
     pad: int | None = None
+    sep: int | None = None  # between two texts; add_sep: behind EOS there
+    mask: int | None = None
+    add_sep: bool = False
     appended: int | None = None  # what the tokenizer's files add behind every text
     add_bos: bool = True
     add_eos: bool = False
     add_space_prefix: bool = False
     charsmap: bytes = b""
     join_spaces: bool = False
+    nfc: bool = False  # puts texts into NFC first
+    lowercase: bool = True
+    strip_accents: bool = True
+    split_ideographs: bool = True
     ends: list[int] = field(default_factory=list)  # further tokens that end a text
     # How added tokens are found in a text: "lstrip", "rstrip", "single_word".
     flags: dict[int, frozenset[str]] = field(default_factory=dict)
@@ -72,17 +80,21 @@ class Vocab:
     notes: list[str] = field(default_factory=list)  # notes for the user
     _padding: int = 0  # unused tokens that fill gaps
 
+    @property
+    def scored(self) -> bool:
+        return self.kind not in ("gpt2", "bert")
+
     def append(self, text: str, kind: TokenType) -> None:
         """Adds a token at the end."""
         self.texts.append(text)
         self.types.append(kind)
-        if self.kind != "gpt2":
+        if self.scored:
             self.scores.append(0.0)
 
     def replace(self, token: int, text: str, kind: TokenType) -> None:
         """Replaces a token."""
         self.texts[token], self.types[token] = text, kind
-        if self.kind != "gpt2":
+        if self.scored:
             self.scores[token] = 0.0
 
     def pad_to(self, n: int, where: Path) -> None:
@@ -103,7 +115,7 @@ class Vocab:
         if self.pre is not None:
             yield string("tokenizer.ggml.pre", self.pre)
         yield array("tokenizer.ggml.tokens", "STRING", self.texts)
-        if self.kind != "gpt2":
+        if self.scored:
             yield array("tokenizer.ggml.scores", "FLOAT32", self.scores)
         yield array("tokenizer.ggml.token_type", "INT32", self.types)
         if self.kind in ("gpt2", "gemma4"):
@@ -113,6 +125,8 @@ class Vocab:
             ("eos", self.eos),
             ("unknown", self.unk),
             ("padding", self.pad),
+            ("seperator", self.sep),  # spelt so in llama.cpp
+            ("mask", self.mask),
         ):
             if value is not None:
                 yield uint32(f"tokenizer.ggml.{key}_token_id", value)
@@ -124,7 +138,16 @@ class Vocab:
                 yield array(f"powerinfer.tokenizer.{flag}", "INT32", ids)
         yield boolean("tokenizer.ggml.add_bos_token", self.add_bos)
         yield boolean("tokenizer.ggml.add_eos_token", self.add_eos)
-        if self.kind != "gpt2" or self.add_space_prefix:
+        if self.sep is not None:
+            yield boolean("tokenizer.ggml.add_sep_token", self.add_sep)
+        if self.kind == "bert":
+            yield boolean("tokenizer.ggml.normalizer.lowercase", self.lowercase)
+            yield boolean("tokenizer.ggml.normalizer.strip_accents", self.strip_accents)
+            if not self.split_ideographs:
+                yield boolean("powerinfer.tokenizer.split_ideographs", False)
+        if self.kind == "gpt2" and self.nfc != (self.pre in NFC):
+            yield string("powerinfer.tokenizer.normalizer", "nfc" if self.nfc else "none")
+        if self.scored or self.add_space_prefix:
             yield boolean("tokenizer.ggml.add_space_prefix", self.add_space_prefix)
         if self.kind == "t5":
             yield boolean("tokenizer.ggml.remove_extra_whitespaces", self.join_spaces)

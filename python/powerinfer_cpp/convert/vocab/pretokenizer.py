@@ -43,6 +43,8 @@ PRE_NAMES = (
 
 # Those with which a piece that is a token is that token, unless the file says otherwise.
 IGNORE_MERGES = ("llama-bpe", "tekken")
+# Those that put texts into NFC first, unless the file says otherwise.
+NFC = ("qwen2", "qwen35", "deepseek-r1-qwen")
 
 # The rule of GPT-4, with up to three digits together in Llama 3, each alone in Qwen 2.
 _WORDS = (

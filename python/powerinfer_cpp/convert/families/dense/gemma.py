@@ -17,6 +17,7 @@ class Gemma(Llama):
     default_activation = "gelu_tanh"
     has_rope_factors = False
     tied = True
+    both_sides = False  # rows see those behind them, too
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -24,7 +25,7 @@ class Gemma(Llama):
             self.activation = "gelu_tanh"  # what the first configurations mean by it
         if config.activation("hidden_activation", self.activation) != self.activation:
             raise self.refuse("gemma whose hidden_act and hidden_activation differ")
-        if config.flag("use_bidirectional_attention"):
+        if config.flag("use_bidirectional_attention") != self.both_sides:
             raise self.refuse(f"{self.architecture} with attention in both directions")
 
     def norm(
@@ -116,7 +117,7 @@ class Gemma3(Gemma2):
 
     def entries(self) -> Iterator[Entry]:
         yield from super().entries()
-        yield float32("gemma3.rope.freq_base_swa", self.local_theta)
+        yield float32(f"{self.architecture}.rope.freq_base_swa", self.local_theta)
 
     def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
         if self.copies_head:

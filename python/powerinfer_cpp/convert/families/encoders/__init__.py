@@ -1,0 +1,1 @@
+"""Families that give vectors of texts and scores of pairs: rows see both sides."""
