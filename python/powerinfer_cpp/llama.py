@@ -19,7 +19,7 @@ from .core.logits import (
 from .core.sampling import Sampling, further
 from .core.state import BaseLlamaCache, LlamaCache, LlamaRAMCache, LlamaState
 from .llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
-from .llama_tokens import LlamaTokens
+from .llama_vectors import LlamaVectors
 from .run.disk_cache import LlamaDiskCache
 from .run.drafts import LlamaDraftModel
 from .run.requests import Request, n_following
@@ -31,8 +31,6 @@ from .text.answers import (
     Completion,
     CompletionChunk,
     CompletionOptions,
-    Embedding,
-    Embeddings,
     Samplers,
 )
 from .text.completion import ChatDicts, CompletionDicts
@@ -69,7 +67,7 @@ _CHOOSING = (
 )
 
 
-class Llama(LlamaTokens):
+class Llama(LlamaVectors):
     """Runs a GGUF model: text to tokens, tokens to logits, logits to tokens.
 
     Several threads may use one instance: calls wait for each other. A stream or a `generate` locks
@@ -381,95 +379,6 @@ class Llama(LlamaTokens):
     def tokenizer_(self) -> LlamaTokenizer:
         """The same, under the name of llama-cpp-python's attribute."""
         return self.tokenizer()
-
-    # ---- Embeddings ----------------------------------------------------------------------
-
-    def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> Embeddings:
-        """Embeddings of texts in OpenAI's shape, each as returned by `embed`."""
-        texts = [input] if isinstance(input, str) else list(input)
-        vectors, n = self.embed(texts, return_count=True)
-        data = [
-            {"object": "embedding", "embedding": vector, "index": i}
-            for i, vector in enumerate(vectors)
-        ]
-        usage = {"prompt_tokens": n, "total_tokens": n}
-        return {
-            "object": "list",
-            "data": data,
-            "model": model or self.model_path,
-            "usage": usage,
-        }
-
-    @overload
-    def embed(
-        self,
-        input: str,
-        normalize: bool = False,
-        truncate: bool = True,
-        return_count: Literal[False] = False,
-    ) -> Embedding: ...
-
-    @overload
-    def embed(
-        self,
-        input: str,
-        normalize: bool = False,
-        truncate: bool = True,
-        *,
-        return_count: Literal[True],
-    ) -> tuple[Embedding, int]: ...
-
-    @overload
-    def embed(
-        self,
-        input: Sequence[str],
-        normalize: bool = False,
-        truncate: bool = True,
-        return_count: Literal[False] = False,
-    ) -> list[Embedding]: ...
-
-    @overload
-    def embed(
-        self,
-        input: Sequence[str],
-        normalize: bool = False,
-        truncate: bool = True,
-        *,
-        return_count: Literal[True],
-    ) -> tuple[list[Embedding], int]: ...
-
-    def embed(
-        self,
-        input: str | Sequence[str],
-        normalize: bool = False,
-        truncate: bool = True,
-        return_count: bool = False,
-    ) -> Embedding | list[Embedding] | tuple[Embedding | list[Embedding], int]:
-        """The embedding of a text, or a list of embeddings for a list of texts.
-
-        An embedding is a vector of n_embd numbers: by default the file's pooling of the hidden
-        states after the output norm, one per token, or their mean if it has none; with the
-        constructor's pooling_type=0 it is the list of these. normalize: scale to length 1.
-        truncate: cut texts that exceed the context instead of raising ContextOverflowError.
-        return_count: return a pair with the number of tokens. Raises ValueError unless opened with
-        embedding=True.
-        """
-        texts = [input] if isinstance(input, str) else list(input)
-        found, n = [], 0
-        with self._runtime.held():
-            if self._embedder is None:
-                raise ValueError("embeddings need a Llama opened with embedding=True")
-            for text in texts:
-                ids = self.tokenize(text.encode("utf-8"))
-                vectors = self._embedder.embed(ids, self._runtime.pooling, normalize, truncate)
-                n += min(len(ids), self._embedder.n_ctx)
-                found.append(vectors)
-        value = found[0] if isinstance(input, str) else found
-        return (value, n) if return_count else value
-
-    def pooling_type(self) -> int:
-        """0: embeddings have a vector per token; 1 mean, 2 first, 3 last."""
-        return self._runtime.pooling
 
     # ---- Internal ------------------------------------------------------------------------
 

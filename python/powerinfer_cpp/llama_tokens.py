@@ -27,7 +27,6 @@ from .core.model import SPARSE_MODES
 from .core.sampler import Sampler
 from .core.sampling import Sampling, further
 from .core.sequences.adapters import LoraAdapter
-from .core.sequences.embedding import Embedder
 from .core.session import as_tokens
 from .core.state import LlamaState, common_prefix
 from .core.stats import report
@@ -35,6 +34,7 @@ from .run.drafts import LlamaDraftModel
 from .run.loop import Loop
 from .run.options import Options
 from .run.runtime import Runtime, new_random
+from .run.vectors import TextVectors
 from .text.answers import Plan, Stats
 from .text.completion import Piece
 from .text.grammar import LlamaGrammar
@@ -72,9 +72,9 @@ class LlamaTokens:
         self._runtime = Runtime(given, given.session, n_rows)
         self._model, self._prompts = self._runtime.model, self._runtime.prompts
         self._loop = Loop(self._runtime)
-        self._embedder: Embedder | None = None
-        if given.embedding and not given.vocab_only:
-            self._embedder = self._runtime.open_embedder()
+        self._vectors: TextVectors | None = None
+        if not given.vocab_only and (given.embedding or self._runtime.gives_no_text):
+            self._vectors = self._runtime.open_vectors()
         elif not given.vocab_only:
             self._loop.opened = self._runtime.open_context()
         self._sampler: tuple[Sampling, Sampler] | None = None  # used by sample()
@@ -87,7 +87,7 @@ class LlamaTokens:
             what = options.description(self._model)
             if runtime.options.vocab_only:
                 return f"{head}: {what}, the vocabulary only>"
-            use = "embeddings, " if self._embedder else ""
+            use = "embeddings, " if self._vectors else ""
             mode = SPARSE_MODES[runtime.options.session["sparse"]]
             return f"{head}: {what}, {use}{self.n_ctx()} positions, sparse={mode!r}>"
 
@@ -95,7 +95,7 @@ class LlamaTokens:
 
     def n_ctx(self) -> int:
         """Positions of the context."""
-        computing = self._loop.opened or self._embedder
+        computing = self._loop.opened or (self._vectors and self._vectors.embedder)
         return computing.n_ctx if computing else self._model.n_ctx_train
 
     def n_vocab(self) -> int:

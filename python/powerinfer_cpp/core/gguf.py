@@ -125,6 +125,16 @@ class Gguf:
         trained = found if isinstance(found, int) and found > 0 else 0
         return min([trained, *self._indexed()])
 
+    @property
+    def n_ctx_text(self) -> int:
+        """Tokens of the longest text of which the model's authors make a vector; 0: the file does
+        not say, and is no encoder's."""
+        most = self.value("powerinfer.embedding.max_tokens")
+        if isinstance(most, int) and most > 0:
+            return min(most, self.n_ctx_train or most)
+        arch = self.value("general.architecture")
+        return 0 if self.value(f"{arch}.attention.causal", True) else self.n_ctx_train
+
     def _indexed(self) -> list[int]:
         """Of layers with an indexer: positions of which a row sees all (qwen4exp.cpp)."""
         key = f"{self.value('general.architecture')}.attention"

@@ -122,6 +122,8 @@ class Model:
         self.has_states = lib.pi_model_has_states(self.handle)
         self.has_windows = lib.pi_model_has_windows(self.handle)
         self.guesses = lib.pi_model_guesses(self.handle)
+        self.is_encoder = lib.pi_model_is_encoder(self.handle)
+        self.ranks = lib.pi_model_ranks(self.handle)
         self.has_predictors = lib.pi_model_has_predictors(self.handle)
         self.bos = lib.pi_token_bos(self.handle)
         self.eos = lib.pi_token_eos(self.handle)

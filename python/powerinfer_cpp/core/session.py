@@ -58,6 +58,7 @@ class Session:
         self.handle = ffi.gc(out[0], lib.pi_session_free)
         self.n_ctx = lib.pi_session_n_ctx(self.handle)
         self.n_batch = lib.pi_session_n_batch(self.handle)
+        self.pooled_width = lib.pi_session_pooled_width(self.handle)
         self._row = ffi.new("float const **")
         self._guessed = ffi.new("int32_t *"), ffi.new("float *"), ffi.new("float const **")
 
@@ -74,13 +75,15 @@ class Session:
         sequences: np.ndarray | None = None,
         generated: np.ndarray | None = None,
         checkpoint: np.ndarray | None = None,
+        types: np.ndarray | None = None,
     ) -> None:
         """Computes int32 tokens [n], n <= n_batch, each at the end of its sequence.
 
         keep: bool [n], rows whose logits are kept; None: only the last row. sequences: int32 [n];
         None: all in sequence 0. generated: bool [n], rows of generated tokens, which predictors
         mask under `auto`; None: all are prompt. checkpoint: bool [n], rows before which the states
-        of layers are kept, so that sequences can be cut there (docs/states.md); None: none.
+        of layers are kept, so that sequences can be cut there (docs/states.md); None: none. types:
+        int32 [n], token types of pairs of texts; None: all 0.
         """
         batch = ffi.new("pi_batch *", {"struct_size": ffi.sizeof("pi_batch"), "n": len(tokens)})
         batch.token = ids = ffi.from_buffer("int32_t[]", tokens)
@@ -88,8 +91,9 @@ class Session:
         batch.keep = kept = _array("bool[]", keep)
         batch.generated = flags = _array("bool[]", generated)
         batch.checkpoint = states = _array("bool[]", checkpoint)
+        batch.type = kinds = _array("int32_t[]", types)
         self._callbacks.check(lib.pi_eval_batch(self.handle, batch))
-        del ids, where, kept, flags, states  # C uses their memory until here
+        del ids, where, kept, flags, states, kinds  # C uses their memory until here
         self._n_rows = len(tokens)
 
     def firing_counts(self) -> np.ndarray:
@@ -240,6 +244,12 @@ class Session:
         """
         check(lib.pi_embedding(self.handle, row, self._row))
         return np.frombuffer(ffi.buffer(self._row[0], 4 * self.n_embd), dtype=np.float32)
+
+    def pooled(self, sequence: int) -> np.ndarray:
+        """What the rows of a sequence in the last eval became: float32 [pooled_width], a view that
+        the next eval invalidates. Only in sessions with `pooling`."""
+        check(lib.pi_pooled(self.handle, sequence, self._row))
+        return np.frombuffer(ffi.buffer(self._row[0], 4 * self.pooled_width), dtype=np.float32)
 
     def saved_bytes(self) -> int:
         """Bytes that `save` gives."""

@@ -250,4 +250,4 @@ class Options:
         if n_ctx is None:
             with Gguf(self.model_path) as gguf:
                 trained = gguf.n_ctx_train or DEFAULT_POSITIONS
-            self.session["n_ctx"] = min(DEFAULT_POSITIONS, trained)
+                self.session["n_ctx"] = gguf.n_ctx_text or min(DEFAULT_POSITIONS, trained)

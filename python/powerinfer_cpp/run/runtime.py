@@ -16,7 +16,14 @@ from ..core.plan import memory_plan
 from ..core.sampler import Samplers
 from ..core.sequences.adapters import Adapters
 from ..core.sequences.context import Context
-from ..core.sequences.embedding import Embedder, embedding_fields, pooling_of, require_pooling
+from ..core.sequences.embedding import (
+    MEAN,
+    NONE,
+    Embedder,
+    embedding_fields,
+    pooling_of,
+    require_texts,
+)
 from ..core.state import REPLAYED
 from ..text.answers import Plan
 from ..text.completion import stop_bytes
@@ -25,6 +32,7 @@ from .drafts import Drafts, LlamaDraftModel, LlamaDraftMtp, draft_model
 from .in_use import InUse
 from .options import Options
 from .requests import Request
+from .vectors import TextVectors
 
 CLOSED = "this Llama is closed"
 RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # values that mean "a different seed each time"
@@ -49,7 +57,8 @@ class Runtime:
         if not given.vocab_only:  # what of the model fits a device, or RAM, depends on the session
             fields = {**fields, "n_rows_kept": n_rows}
             if given.embedding:
-                fields["beside"], self._planned = session, embedding_fields(session)
+                planned = embedding_fields(session, NONE if given.pooling_type == NONE else MEAN)
+                fields["beside"], self._planned = session, planned
         room = None if given.vocab_only else self._planned
         self.model = Model(given.model_path, given.progress, given.verbose, room, **fields)
         self.prompts = Prompts(
@@ -153,23 +162,28 @@ class Runtime:
 
     # ---- What computes -------------------------------------------------------------------
 
+    @property
+    def gives_no_text(self) -> bool:
+        """Does the model give vectors or scores, and no tokens?"""
+        return bool(self.model.is_encoder or self.model.ranks)
+
     def open_context(self) -> Context:
-        """A context for one text at a time. Raises ValueError for a model without weights."""
+        """A context for one text at a time. Raises ValueError for a model without weights,
+        UnsupportedModelError for one that gives no tokens."""
         with self.held():
             if self.options.vocab_only:
                 raise ValueError("this Llama was opened with vocab_only=True: it cannot compute")
+            require_texts(self.model)
             given = self.options
             context = Context(self.model, given.logits_all, verbose=given.verbose, **given.session)
             return self._with_adapters(context)
 
-    def open_embedder(self) -> Embedder:
-        """What computes embeddings. Raises UnsupportedModelError for a model that has none."""
+    def open_vectors(self) -> TextVectors:
+        """What computes vectors and scores of texts."""
         with self.held():
-            require_pooling(self.model, self.pooling)
-            verbose = self.options.verbose
-            return self._with_adapters(
-                Embedder(self.model, verbose=verbose, **self.options.session)
-            )
+            fields = {"verbose": self.options.verbose, **self.options.session}
+            embedder = self._with_adapters(Embedder(self.model, self.pooling, **fields))
+            return TextVectors(self.model, self.prompts, embedder)
 
     def _with_adapters(self, new: Computes) -> Computes:
         new.set_adapters(self.adapters)

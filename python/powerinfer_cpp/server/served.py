@@ -12,7 +12,7 @@ from ..core.errors import RequestError, about_request
 from ..core.logits import LogitsProcessor, StoppingCriteria
 from ..core.model import release
 from ..core.sampling import Sampling
-from ..core.sequences.embedding import MEAN, POOLINGS, Embedder
+from ..core.sequences.embedding import normalized
 from ..core.session import Session
 from ..run.engine import Engine
 from ..run.options import Options
@@ -26,6 +26,7 @@ from ..run.shared_session import (
     rows_for_prefixes,
     session_fields,
 )
+from ..run.vectors import TextVectors
 from ..text.chat import Message
 from ..text.grammar import LlamaGrammar
 from ..text.prompts import Text
@@ -83,7 +84,7 @@ class ServedModel:
         self.model, self.prompts = self.runtime.model, self.runtime.prompts
         if chat_template is not None:
             self.prompts.use_template(chat_template)
-        self._embedder: Embedder | None = None
+        self._vectors: TextVectors | None = None
         self._embedding = threading.Lock()
         self.runtime.adapters.apply(self._session)
         if self.records:
@@ -217,26 +218,19 @@ class ServedModel:
     def embedding(self, prompt: Text) -> tuple[np.ndarray, int]:
         """A text's vector, scaled to length 1: float32 [n_embd]; and its number of tokens.
 
-        It is pooled as `pooling_type` or the file says, else it is the mean of the hidden states.
         The first call opens a session for this. Raises RequestError for a text without tokens and
         for a model that ranks texts, ContextOverflowError for a text that is too long, and
         OutOfMemoryError.
         """
-        pooling = self.runtime.pooling
-        if pooling not in POOLINGS:
-            raise RequestError("this model ranks texts, and gives no embeddings")
         with about_request():
-            ids = self._checked_ids(prompt)
-            if not ids:
-                raise RequestError("a text without tokens has no embedding")
-        if isinstance(prompt, str | bytes) and self.model.add_eos:
-            ids = [*ids, self.model.eos]
+            self._checked_ids(prompt)
         with self._embedding:
             self.runtime.in_use.check()
-            if self._embedder is None:
-                self._embedder = self.runtime.open_embedder()
-            vector = self._embedder.embed(ids, pooling or MEAN, normalize=True, truncate=False)
-        return np.array(vector, dtype=np.float32), len(ids)
+            if self._vectors is None:
+                self._vectors = self.runtime.open_vectors()
+            with about_request():
+                made = self._vectors.embed([prompt], truncate=False)
+        return normalized(made.values[0]), made.n_tokens[0]
 
     def reserve(self, what: str, n_bytes: int) -> Callable[[], None]:
         """Reserves bytes of the model's budget; what it gives releases them. Raises

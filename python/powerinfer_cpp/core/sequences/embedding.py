@@ -1,6 +1,6 @@
-"""Embeddings of texts, from a session that returns hidden states instead of logits."""
+"""Vectors and scores of texts, from a session that gives these instead of logits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,54 +10,54 @@ from ..model import Model
 from ..session import Session
 from .adapters import Adapters
 
-POOLINGS = NONE, MEAN, CLS, LAST = 0, 1, 2, 3  # llama.cpp's numbers; -1: as the file says
+POOLINGS = NONE, MEAN, CLS, LAST, RANK = 0, 1, 2, 3, 4  # llama.cpp's numbers; -1: the file's
+_TEXTS = 16  # that a call computes together, at most; each has a page of keys and values of its own
+
+Ids = Sequence[int]
 
 
 def check_pooling(pooling_type: int) -> int:
     """The kind of pooling that was asked for. Raises ValueError for an unknown one."""
     if pooling_type not in (-1, *POOLINGS):
         raise ValueError(
-            "pooling_type must be -1 (as the file says), 0 (none), 1 (mean), 2 (first) or 3 (last)"
+            "pooling_type must be -1 (as the file says), 0 (none), 1 (mean), 2 (first), 3 (last) "
+            "or 4 (scores)"
         )
     return pooling_type
 
 
 def pooling_of(model: Model, pooling_type: int = -1) -> int:
-    """The kind of pooling that was asked for; with -1 the file's, MEAN if that does not say.
+    """The kind of pooling that was asked for; with -1 the file's, RANK if the model ranks, MEAN if
+    nothing says.
 
     Callers who do not choose want a vector for each text: LangChain takes a text's vectors, one per
-    token, for those of several texts. The file's may be one that `require_pooling` refuses.
+    token, for those of several texts.
     """
     if pooling_type >= 0:
         return pooling_type
     found = model.gguf.value(f"{model.architecture}.pooling_type", -1)
-    return MEAN if found == -1 else found if isinstance(found, int) else -1
+    if found in (-1, RANK):
+        return RANK if model.ranks else MEAN
+    return found if found in POOLINGS else MEAN
 
 
-def require_pooling(model: Model, pooling: int) -> None:
-    """Raises UnsupportedModelError for a kind that cannot be computed, such as a reranker's."""
-    if pooling not in POOLINGS:
-        raise UnsupportedModelError(
-            f"{model.path}: {model.architecture}.pooling_type is none of 0 to 3: there are no "
-            "embeddings of a model that ranks texts; pooling_type= overrides"
-        )
-
-
-def embedding_fields(fields: dict[str, Any]) -> dict[str, Any]:
+def embedding_fields(fields: dict[str, Any], pooling: int) -> dict[str, Any]:
     """pi_session_params of an Embedder. fields: those that the caller chose."""
-    return {**fields, "embedding": True, "n_logits": 0, "n_checkpoints": 0, "n_kv_old": 0}
+    own = {"embedding": True, "pooling": pooling, "n_logits": 0, "n_checkpoints": 0, "n_kv_old": 0}
+    return {**fields, **own, "n_seq": 1 if pooling == NONE else _TEXTS, "n_kv": 0, "n_active": 0}
 
 
 class Embedder:
-    """Computes embeddings in its own session. Use it from one thread at a time.
+    """Computes vectors or scores in its own session. Use it from one thread at a time.
 
-    Keyword arguments are those of Session.
+    Other keyword arguments are those of Session.
     """
 
-    def __init__(self, model: Model, **fields: Any):
-        self._model = model
-        self._session = Session(model, **embedding_fields(fields))
+    def __init__(self, model: Model, pooling: int, **fields: Any):
+        self._model, self.pooling = model, pooling
+        self._session = Session(model, **embedding_fields(fields, pooling))
         self.n_ctx = self._session.n_ctx
+        self._most = 1 if model.has_states else _TEXTS
 
     def close(self) -> None:
         """Frees the session."""
@@ -67,35 +67,76 @@ class Embedder:
         """Computes with these adapters from now on. Raises what Session.set_adapters raises."""
         adapters.apply(self._session)
 
-    def rows(self, ids: np.ndarray) -> np.ndarray:
-        """float32 [n, n_embd]: the hidden state after each of int32 ids [n]."""
+    def rows(self, ids: Ids) -> np.ndarray:
+        """float32 [n, n_embd]: the hidden state after each of n ids. Only without pooling."""
+        self._check(ids)
         self._session.truncate(0)
-        n_batch, found = self._session.n_batch, []
-        for first in range(0, len(ids), n_batch):
-            chunk = ids[first : first + n_batch]
+        tokens, n_batch, found = np.asarray(ids, np.int32), self._session.n_batch, []
+        for first in range(0, len(tokens), n_batch):
+            chunk = tokens[first : first + n_batch]
             self._session.eval(chunk, np.ones(len(chunk), dtype=bool))
             found += [self._session.embedding(row).copy() for row in range(len(chunk))]
         return np.stack(found)
 
-    def embed(self, ids: Sequence[int], pooling: int, normalize: bool, truncate: bool) -> Any:
-        """One vector as a list or, without pooling, one vector per token as a list of lists.
+    def pooled(
+        self,
+        texts: Sequence[Ids],
+        types: Sequence[Ids] | None = None,
+        between: Callable[[], None] = lambda: None,
+    ) -> np.ndarray:
+        """float32 [texts, width]: the vector or the scores of each text.
 
-        truncate: use the first n_ctx ids of a longer text instead of raising ContextOverflowError.
-        Raises ValueError for a text without tokens, and what `require_pooling` raises.
+        Texts of about the same length are computed together; the bits of each are those that it has
+        alone. types: token types. between: called between calls of the engine; what it raises ends
+        the work. Raises ContextOverflowError for a text beyond the context, ValueError for one
+        without tokens.
         """
-        require_pooling(self._model, pooling)
-        if len(ids) > self.n_ctx and not truncate:
+        for text in texts:
+            self._check(text)
+        found = np.empty((len(texts), self._session.pooled_width), np.float32)
+        for group in self._groups([len(text) for text in texts]):
+            between()
+            ids = np.concatenate([np.asarray(texts[i], np.int32) for i in group])
+            lengths = [len(texts[i]) for i in group]
+            where = np.repeat(np.arange(len(group), dtype=np.int32), lengths)
+            kinds = None
+            if types is not None:
+                kinds = np.concatenate([np.asarray(types[i], np.int32) for i in group])
+            self._session.eval(ids, sequences=where, types=kinds)
+            for sequence, i in enumerate(group):
+                found[i] = self._session.pooled(sequence)
+            if not self._model.is_encoder:
+                for sequence in range(len(group)):
+                    self._session.truncate(0, sequence)
+        return found
+
+    def _groups(self, lengths: list[int]) -> Iterator[list[int]]:
+        """Texts of calls, by number, long ones first."""
+        group: list[int] = []
+        n = 0
+        for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+            if group and (n + lengths[i] > self._session.n_batch or len(group) == self._most):
+                yield group
+                group, n = [], 0
+            group.append(i)
+            n += lengths[i]
+        if group:
+            yield group
+
+    def _check(self, ids: Ids) -> None:
+        if not len(ids):
+            raise ValueError("a text without tokens has no embedding")
+        if len(ids) > self.n_ctx:
             raise ContextOverflowError(
                 f"a text of {len(ids)} tokens exceeds the context of {self.n_ctx} positions"
             )
-        if not len(ids):
-            raise ValueError("a text without tokens has no embedding")
-        rows = self.rows(np.asarray(ids[: self.n_ctx], dtype=np.int32))
-        if pooling == NONE:
-            return (normalized(rows) if normalize else rows).tolist()
-        vector = {MEAN: lambda: rows.mean(axis=0), CLS: lambda: rows[0], LAST: lambda: rows[-1]}
-        pooled = vector[pooling]()
-        return (normalized(pooled) if normalize else pooled).tolist()
+
+
+def require_texts(model: Model) -> None:
+    """Raises UnsupportedModelError for a model that gives no tokens."""
+    if model.is_encoder or model.ranks:
+        what = "scores of pairs of texts" if model.ranks else "vectors of texts"
+        raise UnsupportedModelError(f"{model.path}: this model gives {what}, and writes no texts")
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:

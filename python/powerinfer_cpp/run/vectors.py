@@ -1,0 +1,78 @@
+"""Vectors of texts and scores of pairs, from an open model."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..core.errors import UnsupportedModelError
+from ..core.model import Model
+from ..core.sequences.embedding import NONE, RANK, Embedder
+from ..text.inputs import TextInputs
+from ..text.prompts import Prompts, Text
+
+
+class Made(NamedTuple):
+    """values: float32 [texts, width], or without pooling [rows, n_embd] of each text; n_tokens: of
+    each text, with its prompt and what the tokenizer adds."""
+
+    values: np.ndarray | list[np.ndarray]
+    n_tokens: list[int]
+
+
+class TextVectors:
+    """Use it from one thread at a time."""
+
+    def __init__(self, model: Model, prompts: Prompts, embedder: Embedder):
+        self._model, self.embedder = model, embedder
+        self.inputs = TextInputs(model, prompts, embedder.n_ctx)
+
+    @property
+    def ranks(self) -> bool:
+        return self.embedder.pooling == RANK
+
+    def embed(
+        self,
+        texts: Sequence[Text],
+        prompt: str = "",
+        truncate: bool = True,
+        between: Callable[[], None] = lambda: None,
+    ) -> Made:
+        """What `Llama.embed` computes, not scaled. between: see `Embedder.pooled`."""
+        if self.ranks:
+            raise UnsupportedModelError(
+                f"{self._model.path}: this model ranks texts, and gives no vectors of them "
+                "(pooling_type= overrides)"
+            )
+        ids = [self.inputs.ids(text, prompt, truncate) for text in texts]
+        lengths = [len(of) for of in ids]
+        if self.embedder.pooling == NONE:
+            return Made([self.embedder.rows(of) for of in ids], lengths)
+        return Made(self.embedder.pooled(ids, between=between), lengths)
+
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        raw_scores: bool = False,
+        instruction: str | None = None,
+        between: Callable[[], None] = lambda: None,
+    ) -> Made:
+        """What `Llama.rank` computes: float32 [documents]."""
+        if not self.ranks:
+            raise ValueError(
+                "this model gives vectors of texts, and no scores of pairs: rank() needs a model "
+                "that ranks"
+            )
+        if not documents:
+            return Made(np.empty(0, np.float32), [])
+        ids, types = self.inputs.pairs(query, documents, instruction)
+        found = self.embedder.pooled(ids, types if self._model.is_encoder else None, between)
+        # Two of yes and no: what a softmax of both gives yes is the sigmoid of the difference.
+        scores = found[:, 0] - found[:, 1] if found.shape[1] == 2 else found[:, 0]
+        if not raw_scores and self._activation() == "sigmoid":
+            scores = 1 / (1 + np.exp(-scores.astype(np.float64)))
+        return Made(scores, [len(of) for of in ids])
+
+    def _activation(self) -> str:
+        return str(self._model.gguf.value("powerinfer.rank.activation", "sigmoid"))
