@@ -31,7 +31,7 @@ FLOORS = (
     ("__main__", "cli", "ray"),
 )
 # The same within convert.families, whose own modules all of its folders build on.
-FAMILIES = ("dense", "mixtures", "recurrent")
+FAMILIES = ("dense", "mixtures", "recurrent", "encoders")
 
 
 @cache

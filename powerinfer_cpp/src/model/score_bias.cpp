@@ -1,6 +1,7 @@
 #include <algorithm>
-#include <cmath>
+#include <cstdlib>
 
+#include "ggml/math.h"
 #include "model/model.h"
 
 namespace powerinfer {
@@ -17,8 +18,8 @@ int64_t bucket(int64_t d, int64_t n_buckets) {
     const int64_t side = d > 0 ? half : 0;
     if (distance < exact) return side + distance;
     // In floats, as it was in training: at exact powers the rounding decides.
-    const float turns = std::log(float(distance) / float(exact)) /
-                        float(std::log(kFarthest / double(exact))) * float(half - exact);
+    const float turns = float(ggml::log_f64(double(distance) / double(exact))) /
+                        float(ggml::log_f64(kFarthest / double(exact))) * float(half - exact);
     return side + std::min(exact + int64_t(turns), half - 1);
 }
 
