@@ -6,15 +6,24 @@ from ...config import Config, section_number
 from ...rope import Rope, by_layer_type
 from ...tensors import Output, Weights
 from ...writer import Entry, array, float32, string, uint32
-from .encoder import Encoder
+from .encoder import Encoder, Form
 
 _POOLINGS = {"mean": 1, "cls": 2}
+_PARTS = {
+    "attn_norm": "attn_norm",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.Wo",
+    "ffn_up": "mlp.Wi",  # gates first, as llama.cpp has them
+    "ffn_down": "mlp.Wo",
+    "ffn_norm": "mlp_norm",
+}
 
 
 class ModernBert(Encoder):
     architecture = "modern-bert"
     first = "embeddings.tok_embeddings.weight"
-    layers = "layers."
+    forms = (Form("layers.", _PARTS, "embeddings.norm"),)
+    head = ("head.dense", "classifier")
 
     def __init__(self, config: Config):
         local = config.number("local_rope_theta", default=10000.0)
@@ -51,12 +60,11 @@ class ModernBert(Encoder):
                 raise self.refuse(f"modernbert with {name}")
         if config.values.get("classifier_activation", "gelu") != "gelu" and self.ranks:
             raise self.refuse("modernbert with a classifier_activation that is not gelu")
-        config.known("position_embedding_type", "classifier_bias", "sparse_prediction")
-
-    def not_needed(self) -> str:
-        return super().not_needed().replace(r"|head\.(dense|norm)\..+", "") + (
-            "" if self.ranks else r"|head\..+"
-        )
+        self.classifier_bias = config.flag("classifier_bias")
+        config.known("position_embedding_type")
+        # Of the head that fills masks.
+        config.known("decoder_bias", "sparse_prediction", "sparse_pred_ignore_index")
+        config.known("deterministic_flash_attn")  # the order of sums in training
 
     def entries(self) -> Iterator[Entry]:
         arch = self.architecture
@@ -72,26 +80,19 @@ class ModernBert(Encoder):
         if self.ranks:
             yield uint32(f"{arch}.classifier.pooling_type", self.rank_pooling)
 
-    def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
-        n, n_ff = self.n_embd, self.n_ff
-        yield self.embedding(weights, "embeddings.tok_embeddings")
-        yield from self.norm(weights, "embeddings.norm", "token_embd_norm", self.norm_bias)
-        for i in range(self.n_layer):
-            theirs, block = f"layers.{i}", f"blk.{i}"
-            if f"{theirs}.attn_norm.weight" in weights:
-                name = f"{theirs}.attn_norm"
-                yield from self.norm(weights, name, f"{block}.attn_norm", self.norm_bias)
-            for name, ours, shape in (
-                ("attn.Wqkv", "attn_qkv", (3 * n, n)),
-                ("attn.Wo", "attn_output", (n, n)),
-                ("mlp.Wi", "ffn_up", (2 * n_ff, n)),  # gates first, as llama.cpp has them
-                ("mlp.Wo", "ffn_down", (n, n_ff)),
-            ):
-                yield from self.linear(weights, f"{theirs}.{name}", f"{block}.{ours}", shape)
-            yield from self.norm(weights, f"{theirs}.mlp_norm", f"{block}.ffn_norm", self.norm_bias)
-        yield from self.norm(weights, "final_norm", "output_norm", self.norm_bias)
-        if self.ranks:
-            bias = "head.dense.bias" in weights
-            yield from self.exact(weights, "head.dense", "cls", (n, n), bias)
-            yield from self.norm(weights, "head.norm", "cls.norm", self.norm_bias)
-            yield from self.exact(weights, "classifier", "cls.output", (1, n))
+    def part(self, weights: Weights, theirs: str, ours: str, part: str) -> Iterator[Output]:
+        if ours == "blk.0.attn_norm" and f"{theirs}.weight" not in weights:
+            return  # the embedding has a norm of its own
+        yield from super().part(weights, theirs, ours, part)
+
+    def shape(self, part: str) -> tuple[int, int]:
+        rows, columns = super().shape(part)
+        return (2 * rows if part == "ffn_up" else rows), columns
+
+    def last(self, weights: Weights) -> Iterator[Output]:
+        yield from self.norm(weights, "final_norm", "output_norm")
+
+    def ranker(self, weights: Weights, dense: str, score: str) -> Iterator[Output]:
+        yield from self.exact(weights, dense, "cls", self.shape("cls"), self.classifier_bias)
+        yield from self.norm(weights, "head.norm", "cls.norm")
+        yield from self.exact(weights, score, "cls.output", (1, self.n_embd))
