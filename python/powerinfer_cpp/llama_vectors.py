@@ -154,20 +154,19 @@ class LlamaVectors(LlamaTokens):
         the model's files say otherwise.
 
         raw_scores: the model's numbers as they are. instruction: what it is to judge, of models
-        whose pairs have a place for that. top_n: only the best so many; the others are NaN. Of a
-        pair that is too long the document is cut; ContextOverflowError if the query alone is.
-        Raises ValueError for a model that does not rank.
+        whose pairs have a place for that. top_n: the others than the best so many have -infinity,
+        behind every score. Of a pair that is too long the document is cut; ContextOverflowError if
+        the query alone is. Raises ValueError for a model that does not rank, and a top_n below 1.
         """
+        if (n := whole_or_none("top_n", top_n)) is not None and n < 1:
+            raise ValueError(f"top_n must be at least 1, not {n}")
         with self._runtime.held():
             if self._vectors is None:
                 raise ValueError("rank needs a Llama opened with embedding=True")
             made = self._vectors.rank(query, list(documents), raw_scores, instruction)
         scores = np.asarray(made.values)
-        if (n := whole_or_none("top_n", top_n)) is not None and n < len(scores):
-            best = np.argsort(-scores, kind="stable")[: max(n, 0)]
-            kept = np.full_like(scores, np.nan)
-            kept[best] = scores[best]
-            scores = kept
+        if n is not None:
+            scores[np.argsort(-scores, kind="stable")[n:]] = -np.inf
         return [float(score) for score in scores]
 
     def _embedded(

@@ -157,13 +157,14 @@ def convert(
     threshold = None if predictor is None else sparse_threshold(Path(predictor))
     kept = next((output.own_format for output in found if output.own_format), outtype)
     entries = list(_entries(folder.name, family, vocab, kept, neuron_aware, threshold))
-    entries += sentence.entries(family.architecture, family.n_ctx, family.ranks)
+    entries += sentence.entries(family.architecture, family.n_ctx, family.n_embd, family.ranks)
     if statistics is not None:
         tensors, keys = activation_files.as_gguf(statistics, stored, family.n_layer)
         stored, entries = stored + tensors, entries + keys
     if not (neuron_aware or vocab_only):
         note = dense_note(family.architecture, family.activation)
-        if family.activation in SMOOTH and family.activation not in PLAIN_ONLY and not dense:
+        skips = family.activation in SMOOTH and family.activation not in PLAIN_ONLY
+        if skips and not (dense or family.both_sides):
             note = (
                 f"{family.activation} is never exactly zero, so this is a dense file, of which no "
                 "neuron is skipped (--profile and --bundle write neuron-aware ones)"

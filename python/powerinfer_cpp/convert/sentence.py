@@ -44,10 +44,10 @@ class Sentence:
     max_tokens: int | None = None
     notes: list[str] = field(default_factory=list)
 
-    def entries(self, architecture: str, n_ctx: int, ranks: bool) -> Iterator[Entry]:
+    def entries(self, architecture: str, n_ctx: int, n_embd: int, ranks: bool) -> Iterator[Entry]:
         """The GGUF's keys."""
-        if ranks or self.kind is not None:
-            kind = _RANK if ranks else self.kind
+        kind = _RANK if ranks else self.kind
+        if kind is not None:
             yield uint32(f"{architecture}.pooling_type", kind)
         if self.max_tokens is not None and self.max_tokens < n_ctx:
             yield uint32("powerinfer.embedding.max_tokens", self.max_tokens)
@@ -61,6 +61,11 @@ class Sentence:
         if self.dense:
             names = [_activation(folder / "config.json") for folder in self.dense]
             yield array("powerinfer.dense.activations", "STRING", names)
+        for ours, folder in zip(_DENSE_NAMES, self.dense, strict=False):
+            n_out = Weights(open_checkpoint(folder)).rows("linear.weight")
+            yield uint32(f"{architecture}.{ours}_feat_in", n_embd)
+            yield uint32(f"{architecture}.{ours}_feat_out", n_out)
+            n_embd = n_out
 
     def outputs(self, n_embd: int) -> Iterator[Output]:
         """The tensors of the dense layers, which stay F32."""

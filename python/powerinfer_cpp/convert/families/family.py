@@ -51,6 +51,7 @@ class Family:
     guess_names: tuple[str, ...] = ()  # of the layer that predicts further tokens, those it needs
     guess_parts = 1  # it is so many layers of the checkpoint
     guesses = False  # is it converted?
+    both_sides = False  # rows see those behind them, too, as in encoders
     ranks = False  # the checkpoint gives scores of pairs of texts, and no tokens
     expert_parts: dict[str, str] = {}  # of the matrices of experts, by llama.cpp's names
     mlx_adds_one = False  # MLX's checkpoints hold 1 + weight for norms, where others hold weight

@@ -12,6 +12,7 @@ from .adapters import Adapters
 
 POOLINGS = NONE, MEAN, CLS, LAST, RANK = 0, 1, 2, 3, 4  # llama.cpp's numbers; -1: the file's
 _TEXTS = 16  # that a call computes together, at most; each has a page of keys and values of its own
+_PAGE = 64  # positions
 
 Ids = Sequence[int]
 
@@ -58,6 +59,8 @@ class Embedder:
         self._session = Session(model, **embedding_fields(fields, pooling))
         self.n_ctx = self._session.n_ctx
         self._most = 1 if model.has_states else _TEXTS
+        last_rows = pooling in (LAST, RANK) and not model.is_encoder
+        self._shares = last_rows and not model.has_states
 
     def close(self) -> None:
         """Frees the session."""
@@ -87,39 +90,68 @@ class Embedder:
         """float32 [texts, width]: the vector or the scores of each text.
 
         Texts of about the same length are computed together; the bits of each are those that it has
-        alone. types: token types. between: called between calls of the engine; what it raises ends
+        alone. What all of them begin with is computed once, if nothing but their last rows counts.
+        types: token types. between: called between calls of the engine; what it raises ends
         the work. Raises ContextOverflowError for a text beyond the context, ValueError for one
         without tokens.
         """
         for text in texts:
             self._check(text)
         found = np.empty((len(texts), self._session.pooled_width), np.float32)
-        for group in self._groups([len(text) for text in texts]):
+        shared = self._shared(texts)
+        first = int(shared > 0)  # sequence 0 has what they share
+        if shared:
             between()
-            ids = np.concatenate([np.asarray(texts[i], np.int32) for i in group])
-            lengths = [len(texts[i]) for i in group]
-            where = np.repeat(np.arange(len(group), dtype=np.int32), lengths)
-            kinds = None
-            if types is not None:
-                kinds = np.concatenate([np.asarray(types[i], np.int32) for i in group])
-            self._session.eval(ids, sequences=where, types=kinds)
-            for sequence, i in enumerate(group):
-                found[i] = self._session.pooled(sequence)
-            if not self._model.is_encoder:
-                for sequence in range(len(group)):
-                    self._session.truncate(0, sequence)
+            self._session.eval(np.asarray(texts[0][:shared], np.int32))
+        try:
+            for group in self._groups([len(text) for text in texts], shared):
+                between()
+                if shared:
+                    for sequence in range(len(group)):
+                        self._session.copy(0, first + sequence, shared)
+                ids = np.concatenate([np.asarray(texts[i][shared:], np.int32) for i in group])
+                lengths = [len(texts[i]) - shared for i in group]
+                where = np.repeat(np.arange(first, first + len(group), dtype=np.int32), lengths)
+                kinds = None
+                if types is not None:
+                    kinds = np.concatenate([np.asarray(types[i], np.int32) for i in group])
+                self._session.eval(ids, sequences=where, types=kinds)
+                for sequence, i in enumerate(group):
+                    found[i] = self._session.pooled(first + sequence)
+                if not self._model.is_encoder:
+                    for sequence in range(len(group)):
+                        self._session.truncate(0, first + sequence)
+        finally:
+            if shared:
+                self._session.truncate(0)
         return found
 
-    def _groups(self, lengths: list[int]) -> Iterator[list[int]]:
-        """Texts of calls, by number, long ones first."""
+    def _shared(self, texts: Sequence[Ids]) -> int:
+        """How many ids all texts begin with, where computing them once gives the same vectors: 0
+        for less than a page."""
+        if len(texts) < 2 or not self._shares:
+            return 0
+        # What the first and the last one in the order of their ids share, all do.
+        low, high = min(texts, key=tuple), max(texts, key=tuple)
+        end = min(len(text) for text in texts) - 1  # a text needs a row of its own
+        n = next((i for i in range(end) if low[i] != high[i]), end)
+        return n if n >= _PAGE else 0
+
+    def _groups(self, lengths: list[int], shared: int) -> Iterator[list[int]]:
+        """Texts of calls, by number, long ones first. shared: leading ids that are computed."""
+        n_batch, most, takes = self._session.n_batch, self._most, lengths
+        if shared:  # the rest of a text is in pages of its own, the first one of which is a copy
+            own = shared // _PAGE * _PAGE
+            takes = [-(-(length - own) // _PAGE) * _PAGE for length in lengths]
+            n_batch, most = min(n_batch, self._session.free_positions()), most - 1
         group: list[int] = []
         n = 0
         for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-            if group and (n + lengths[i] > self._session.n_batch or len(group) == self._most):
+            if group and (n + takes[i] > n_batch or len(group) == most):
                 yield group
                 group, n = [], 0
             group.append(i)
-            n += lengths[i]
+            n += takes[i]
         if group:
             yield group
 

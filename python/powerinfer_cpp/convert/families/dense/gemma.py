@@ -17,7 +17,6 @@ class Gemma(Llama):
     default_activation = "gelu_tanh"
     has_rope_factors = False
     tied = True
-    both_sides = False  # rows see those behind them, too
 
     def __init__(self, config: Config):
         super().__init__(config)

@@ -41,7 +41,7 @@ class Bert(Encoder):
     forms = (Form("encoder.layer.", _BERT),)
     biased = frozenset(_BERT)
     default_types = 2
-    head = ("pooler.dense", "classifier")
+    rank_head: tuple[str, str] | None = ("pooler.dense", "classifier")
     activation_key = "hidden_act"
     skipped = 0  # rows of the positions before that of position 0
 
@@ -73,7 +73,7 @@ class DistilBert(Bert):
     }
     forms = (Form("transformer.layer.", _DISTILBERT),)
     default_types = 0
-    head = None
+    rank_head = None
     activation_key = "activation"
 
     def __init__(self, config: Config):
@@ -91,7 +91,7 @@ class Roberta(Bert):
     """Position 0 is behind the rows of padding: those up to the number of the token for it."""
 
     skipped = 2
-    head = ("classifier.dense", "classifier.out_proj")
+    rank_head: tuple[str, str] | None = ("classifier.dense", "classifier.out_proj")
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -105,7 +105,7 @@ class MPNet(Roberta):
     architecture = "mpnet"
     forms = (Form("encoder.layer.", _MPNET),)
     default_types = 0
-    head = None
+    rank_head = None
 
     def __init__(self, config: Config):
         super().__init__(config)

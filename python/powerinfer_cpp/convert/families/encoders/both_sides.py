@@ -8,9 +8,11 @@ from ...writer import Entry, boolean
 from ..dense.gemma import Gemma3
 from ..family import Family
 from ..llama import Llama
+from .encoder import classifier_of
 
 
 class LlamaEmbed(Llama):
+    both_sides = True
     architecture = "llama-embed"
     tied = True  # there is no head
 
@@ -31,9 +33,9 @@ class EuroBert(LlamaEmbed):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        kinds = config.values.get("architectures")
-        if isinstance(kinds, list) and str(kinds[:1]).count("ForSequenceClassification"):
-            raise self.refuse("EuroBERT that ranks")
+        pooling = config.values.get("classifier_pooling") or config.values.get("clf_pooling")
+        if kind := classifier_of(config):
+            raise self.refuse(f"EuroBERT that ranks ({kind}, clf_pooling {pooling or 'late'})")
 
 
 class EmbeddingGemma(Gemma3):

@@ -32,6 +32,7 @@ class Form(NamedTuple):
 class Encoder(Family):
     """Also `ranks`: the checkpoint gives one score of a pair of texts."""
 
+    both_sides = True
     root = ""
     first = "embeddings.word_embeddings.weight"
     forms: tuple[Form, ...]  # of its checkpoints
@@ -39,13 +40,13 @@ class Encoder(Family):
     norm_bias = True
     default_types = 0  # of tokens, if config.json does not say
     # The checkpoint's names of the matrices that a score is made by; None: models do not rank.
-    head: tuple[str, str] | None = None
+    rank_head: tuple[str, str] | None = None
 
     def __init__(self, config: Config):
         super().__init__(config)
         self.n_types = config.integer("type_vocab_size", default=self.default_types, least=0)
         self.ranks = self.read_ranks()
-        kept = {name.partition(".")[0] for name in self.head or () if self.ranks}
+        kept = {name.partition(".")[0] for name in self.rank_head or () if self.ranks}
         self.left_out = re.compile(rf"(?!(.+\.)?({'|'.join(kept)})\.)({_NOT_NEEDED})")
         self.rank_activation = self.read_rank_activation()
 
@@ -57,7 +58,7 @@ class Encoder(Family):
         self.config.known("id2label", "label2id")
         if not kind:
             return False
-        if self.head is None:
+        if self.rank_head is None:
             raise self.refuse(f"{self.architecture} that ranks ({kind})")
         n_labels = len(labels) if isinstance(labels, dict) else 2  # transformers' default
         if n_labels != 1:
@@ -89,6 +90,8 @@ class Encoder(Family):
     # ---- Tensors ----
 
     def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
+        if transpose_down:
+            raise self.refuse(f"a neuron-aware file of {self.architecture}")
         form = self.form(weights)
         yield self.embedding(weights, self.first.removesuffix(".weight"))
         if self.n_types:
@@ -100,8 +103,8 @@ class Encoder(Family):
                 name = f"{form.layers}{i}.{theirs}"
                 yield from self.part(weights, name, f"blk.{i}.{part}", part)
         yield from self.last(weights)
-        if self.ranks and self.head is not None:
-            yield from self.ranker(weights, *self.head)
+        if self.ranks and self.rank_head is not None:
+            yield from self.ranker(weights, *self.rank_head)
 
     def form(self, weights: Weights) -> Form:
         """That of a checkpoint."""

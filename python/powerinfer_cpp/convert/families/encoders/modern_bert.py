@@ -23,7 +23,7 @@ class ModernBert(Encoder):
     architecture = "modern-bert"
     first = "embeddings.tok_embeddings.weight"
     forms = (Form("layers.", _PARTS, "embeddings.norm"),)
-    head = ("head.dense", "classifier")
+    rank_head = ("head.dense", "classifier")
 
     def __init__(self, config: Config):
         local = config.number("local_rope_theta", default=10000.0)
