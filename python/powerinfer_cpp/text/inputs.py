@@ -18,7 +18,7 @@ _KINDS |= {"search_query": _KINDS["query"]}
 _KINDS |= dict.fromkeys(("passage", "search_document"), _KINDS["document"])
 # The instruction of a template for pairs, which takes another one's place.
 _INSTRUCTION = re.compile(r"(?<=<Instruct>: ).*?(?=\n<Query>)", re.DOTALL)
-_HOLES = re.compile(r"\{(query|document)\}")
+_HOLES = re.compile(r"\{(query|document|instruction)\}")
 
 
 class TextInputs:
@@ -130,30 +130,31 @@ class TextInputs:
     def _filled(
         self, query: str, documents: Sequence[str], instruction: str | None
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """A template's: the texts of queries and documents are no control tokens."""
+        """A template's: the texts in it are no control tokens."""
         template = self._template or ""
+        texts = {"query": query}
         if instruction is not None:
             if not _INSTRUCTION.search(template):
                 raise ValueError("instruction: the model's template has no place for one")
-            template = _INSTRUCTION.sub(lambda _: instruction, template, count=1)
+            template = _INSTRUCTION.sub("{instruction}", template, count=1)
+            texts["instruction"] = instruction
         ids = []
         for document in documents:
-            found = self._segments(template, {"query": query, "document": document})
+            found = self._segments(template, {**texts, "document": document})
             if len(found) > self.max_tokens:
-                bare = self._segments(template, {"query": query, "document": ""})
-                self._room(len(bare))
-                found = self._fitting(template, query, document)
+                self._room(len(self._segments(template, {**texts, "document": ""})))
+                found = self._fitting(template, texts, document)
             ids.append(found)
         return ids, [[0] * len(of) for of in ids]
 
-    def _fitting(self, template: str, query: str, document: str) -> list[int]:
+    def _fitting(self, template: str, texts: dict[str, str], document: str) -> list[int]:
         """With as much of the document as there is room for."""
         fits, beyond = 0, len(document)
         while beyond - fits > 1:
             n = (fits + beyond) // 2
-            found = self._segments(template, {"query": query, "document": document[:n]})
+            found = self._segments(template, {**texts, "document": document[:n]})
             fits, beyond = (n, beyond) if len(found) <= self.max_tokens else (fits, n)
-        return self._segments(template, {"query": query, "document": document[:fits]})
+        return self._segments(template, {**texts, "document": document[:fits]})
 
     def _segments(self, template: str, texts: dict[str, str]) -> list[int]:
         """The ids of a template with its texts: its own control tokens, and the text between."""
@@ -162,7 +163,7 @@ class TextInputs:
             if i % 2:
                 ids += self._prompts.tokenize(encoded(part), False, True)
             elif part:
-                text = _HOLES.sub(lambda hole: texts[hole[1]], part)
+                text = _HOLES.sub(lambda hole: texts.get(hole[1], hole[0]), part)
                 ids += self._prompts.tokenize(encoded(text), False, False)
         return ids
 
