@@ -12,7 +12,6 @@ import reference
 import tiny
 from gguf_files import Spliced, changed
 from powerinfer_cpp.cli import main as command
-from powerinfer_cpp.core.errors import RequestError
 from powerinfer_cpp.server import run
 from powerinfer_cpp.server.served import ServedModel
 
@@ -154,7 +153,7 @@ def test_a_served_model_pools_as_the_file_says(path: Path, tmp_path: Path) -> No
     assert n == len(llm_tokens(says, TEXTS[1])) and reference.relative_error(vector, want) < 2e-5
     rank = Spliced(path).write(tmp_path / "r.gguf", {"llama.pooling_type": 4})
     served = ServedModel(rank, lambda _updates: None, n_ctx=64, verbose=False)
-    with served, pytest.raises(RequestError, match="ranks texts"):
+    with served, pytest.raises(UnsupportedModelError, match="no head that ranks texts"):
         served.embedding(TEXTS[1])
 
 

@@ -22,6 +22,7 @@ from ..core.sequences.embedding import (
     Embedder,
     embedding_fields,
     pooling_of,
+    require_pooling,
     require_texts,
 )
 from ..core.state import REPLAYED
@@ -179,8 +180,10 @@ class Runtime:
             return self._with_adapters(context)
 
     def open_vectors(self) -> TextVectors:
-        """What computes vectors and scores of texts."""
+        """What computes vectors and scores of texts. Raises UnsupportedModelError for a model that
+        has none."""
         with self.held():
+            require_pooling(self.model, self.pooling)
             fields = {"verbose": self.options.verbose, **self.options.session}
             embedder = self._with_adapters(Embedder(self.model, self.pooling, **fields))
             return TextVectors(self.model, self.prompts, embedder)

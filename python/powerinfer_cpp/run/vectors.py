@@ -64,6 +64,7 @@ class TextVectors:
                 "this model gives vectors of texts, and no scores of pairs: rank() needs a model "
                 "that ranks"
             )
+        self._require_score()
         if not documents:
             return Made(np.empty(0, np.float32), [])
         ids, types = self.inputs.pairs(query, documents, instruction)
@@ -73,6 +74,16 @@ class TextVectors:
         if not raw_scores and self._activation() == "sigmoid":
             scores = 1 / (1 + np.exp(-scores.astype(np.float64)))
         return Made(scores, [len(of) for of in ids])
+
+    def _require_score(self) -> None:
+        """Raises UnsupportedModelError for a head whose labels are not one, or yes and no."""
+        model, n = self._model, self.embedder.width
+        labels = model.gguf.value(f"{model.architecture}.classifier.output_labels", [])
+        if n != 1 and labels != ["yes", "no"]:
+            raise UnsupportedModelError(
+                f"{model.path}: a head with {n} labels ({model.architecture}.classifier."
+                "output_labels): models that rank have one, or yes and no"
+            )
 
     def _activation(self) -> str:
         return str(self._model.gguf.value("powerinfer.rank.activation", "sigmoid"))

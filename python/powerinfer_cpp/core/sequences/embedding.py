@@ -32,14 +32,23 @@ def pooling_of(model: Model, pooling_type: int = -1) -> int:
     nothing says.
 
     Callers who do not choose want a vector for each text: LangChain takes a text's vectors, one per
-    token, for those of several texts.
+    token, for those of several texts. The file's may be one that `require_pooling` refuses.
     """
     if pooling_type >= 0:
         return pooling_type
     found = model.gguf.value(f"{model.architecture}.pooling_type", -1)
-    if found in (-1, RANK):
+    if found == -1:
         return RANK if model.ranks else MEAN
-    return found if found in POOLINGS else MEAN
+    return found if found in POOLINGS and (found != RANK or model.ranks) else -1
+
+
+def require_pooling(model: Model, pooling: int) -> None:
+    """Raises UnsupportedModelError for a kind that cannot be computed."""
+    if pooling not in POOLINGS:
+        raise UnsupportedModelError(
+            f"{model.path}: {model.architecture}.pooling_type is none of 0 to 3, and there is no "
+            "head that ranks texts (cls.output); pooling_type= overrides"
+        )
 
 
 def embedding_fields(fields: dict[str, Any], pooling: int) -> dict[str, Any]:
@@ -58,6 +67,7 @@ class Embedder:
         self._model, self.pooling = model, pooling
         self._session = Session(model, **embedding_fields(fields, pooling))
         self.n_ctx = self._session.n_ctx
+        self.width = self._session.pooled_width  # of a vector, or scores of a pair
         self._most = 1 if model.has_states else _TEXTS
         last_rows = pooling in (LAST, RANK) and not model.is_encoder
         self._shares = last_rows and not model.has_states
@@ -97,7 +107,7 @@ class Embedder:
         """
         for text in texts:
             self._check(text)
-        found = np.empty((len(texts), self._session.pooled_width), np.float32)
+        found = np.empty((len(texts), self.width), np.float32)
         shared = self._shared(texts)
         first = int(shared > 0)  # sequence 0 has what they share
         if shared:
