@@ -19,8 +19,8 @@ void ask_for(TableRows& rows, const int32_t* token, int64_t n, float* y) {
     rows.ask(ids.data(), n, y);
 }
 
-// For each layer a row, (norm(project . x / sqrt(n_embd)) + sqrt(width) row of the table) /
-// sqrt(2).
+// For each layer a row, norm(project . x / sqrt(n_embd)); of a model with a table for that,
+// (this + sqrt(width) row of the table) / sqrt(2).
 void embed_for_layers(const Pass& p) {
     const Model& m = p.model;
     Workspace& b = p.work;
@@ -31,13 +31,14 @@ void embed_for_layers(const Pass& p) {
         ask_for(*p.rows.own, b.batch.token + t, rows, b.embedding.rows);
         return rows;
     };
-    int64_t asked = ask(0);
+    int64_t asked = e.of_tokens ? ask(0) : 0;
     const Input input = b.input.prepare(p.context, b.x, n, m.config.n_embd, e.project.quantised());
     p.multiply(input, {{e.project, b.embedding.all, nullptr}});
     const auto root = [](int64_t v) { return float(std::sqrt(double(v))); };
     ggml::scale(p.context, b.embedding.all, 1 / root(m.config.n_embd), n * all);
     ggml::rms_norm(p.context, b.embedding.all, e.norm, m.config.norm_eps, n * m.config.n_layer,
                    e.width, b.embedding.all);
+    if (!e.of_tokens) return;
     for (int64_t t = 0; t < n; t += asked) {
         if (t) asked = ask(t);
         p.rows.own->wait();

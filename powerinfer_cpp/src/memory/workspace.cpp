@@ -122,8 +122,10 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     }
     if (const int64_t of_layer = model.layer_embd.width) {
         carver.take(embedding.all, {rows, c.n_layer * of_layer});
-        carver.take(embedding.rows,
-                    {std::min(rows, LayerEmbeddingRows::kAtOnce), c.n_layer * of_layer});
+        if (model.layer_embd.of_tokens) {
+            carver.take(embedding.rows,
+                        {std::min(rows, LayerEmbeddingRows::kAtOnce), c.n_layer * of_layer});
+        }
         carver.take(embedding.gate, {rows, of_layer});
     }
     if (c.n_streams > 1) {

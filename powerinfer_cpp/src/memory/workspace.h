@@ -81,7 +81,7 @@ struct PredictorRows {
 struct LayerEmbeddingRows {
     static constexpr int64_t kAtOnce = 32;  // rows that the disk brings together
     float* all = nullptr;                   // [rows, n_layer, width]
-    float* rows = nullptr;                  // [kAtOnce or all, n_layer * width]
+    float* rows = nullptr;                  // [kAtOnce or all, n_layer * width], of a table
     float* gate = nullptr;                  // [rows, width]
 };
 

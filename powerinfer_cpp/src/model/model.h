@@ -90,9 +90,11 @@ struct Model {
 
     ggml::Matrix token_embd;     // [n_vocab, n_embd]
     ggml::Matrix position_embd;  // [positions, n_embd], where positions are learned
-    // Embeddings of each layer: those of the token and of its place in the stream.
+    // Embeddings of each layer: what is made of the token's, and where the model has a table for
+    // that, rows of the token.
     struct {
         int64_t width = 0;            // of a layer; 0: none
+        bool of_tokens = false;       // there is a table
         ggml::Matrix tokens;          // [n_vocab, n_layer * width]
         ggml::Matrix project;         // [n_layer * width, n_embd]
         const float* norm = nullptr;  // [width]

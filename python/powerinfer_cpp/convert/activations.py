@@ -85,6 +85,7 @@ _DEFAULTS = {
     "eurobert": ("silu", "relu"),
     "llama-embed": ("silu", "relu"),
     "gemma-embedding": ("gelu_tanh", "relu"),
+    "gemma-embedding2": ("gelu_tanh", "relu"),
 }
 # What llama.cpp computes where that is not the default of such files.
 _OF_LLAMA_CPP = {"bitnet": "silu"}

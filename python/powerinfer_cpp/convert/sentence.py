@@ -3,6 +3,7 @@ rows, what is computed behind that, prompts, and the longest text."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,10 @@ class Sentence:
     max_tokens: int | None = None
     notes: list[str] = field(default_factory=list)
 
-    def entries(self, architecture: str, n_ctx: int, n_embd: int, ranks: bool) -> Iterator[Entry]:
-        """The GGUF's keys."""
+    def entries(
+        self, architecture: str, n_ctx: int, widths: list[int], ranks: bool
+    ) -> Iterator[Entry]:
+        """The GGUF's keys. widths: of a row, and behind each dense layer of the model's own."""
         kind = _RANK if ranks else self.kind
         if kind is not None:
             yield uint32(f"{architecture}.pooling_type", kind)
@@ -60,16 +63,26 @@ class Sentence:
             yield string("powerinfer.embedding.default_prompt", self.default_prompt)
         if self.dense:
             names = [_activation(folder / "config.json") for folder in self.dense]
-            yield array("powerinfer.dense.activations", "STRING", names)
-        for ours, folder in zip(_DENSE_NAMES, self.dense, strict=False):
-            n_out = Weights(open_checkpoint(folder)).rows("linear.weight")
-            yield uint32(f"{architecture}.{ours}_feat_in", n_embd)
+            own = [_ACTIVATIONS[0]] * (len(widths) - 1)
+            yield array("powerinfer.dense.activations", "STRING", own + names)
+        rows = [Weights(open_checkpoint(where)).rows("linear.weight") for where in self.dense]
+        for ours, (n_in, n_out) in zip(_DENSE_NAMES, pairwise(widths + rows), strict=False):
+            yield uint32(f"{architecture}.{ours}_feat_in", n_in)
             yield uint32(f"{architecture}.{ours}_feat_out", n_out)
-            n_embd = n_out
 
-    def outputs(self, n_embd: int) -> Iterator[Output]:
-        """The tensors of the dense layers, which stay F32."""
-        for ours, folder in zip(_DENSE_NAMES, self.dense, strict=False):
+    def outputs(self, widths: list[int]) -> Iterator[Output]:
+        """The tensors of the dense layers, which stay F32. widths: as in entries().
+
+        Raises UnsupportedModelError if a GGUF has no place for all of them.
+        """
+        names = _DENSE_NAMES[len(widths) - 1 :]
+        if len(self.dense) > len(names):
+            raise UnsupportedModelError(
+                f"{self.dense[-1]}: a dense layer behind {len(_DENSE_NAMES)} others, of which the "
+                "model's projection is one, is not supported"
+            )
+        n_embd = widths[-1]
+        for ours, folder in zip(names, self.dense, strict=False):
             path = folder / "config.json"
             weights = Weights(open_checkpoint(folder))
             n = weights.rows("linear.weight")

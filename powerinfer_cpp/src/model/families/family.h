@@ -60,7 +60,7 @@ extern const std::vector<Family> kLlamaFamilies;  // llama, bamboo, qwen, phi3
 // dense/
 extern const std::vector<Family> kDenseFamilies;  // near_llama.cpp
 extern const std::vector<Family> kFalconFamilies;
-extern const std::vector<Family> kGemmaFamilies;  // gemma, gemma2, gemma3
+extern const std::vector<Family> kGemmaFamilies;  // gemma, gemma2, gemma3, gemma-embedding
 extern const std::vector<Family> kGpt2Families;
 extern const std::vector<Family> kMuseGlimmerFamilies;
 extern const std::vector<Family> kOptFamilies;
@@ -70,7 +70,7 @@ extern const std::vector<Family> kStableLmFamilies;
 // mixtures/
 extern const std::vector<Family> kMixtureFamilies;   // glm4moe, olmoe, hunyuan...
 extern const std::vector<Family> kDeepSeekFamilies;  // deepseek2, mistral4
-extern const std::vector<Family> kGemma4Families;
+extern const std::vector<Family> kGemma4Families;    // gemma4, gemma-embedding2
 extern const std::vector<Family> kGptOssFamilies;
 extern const std::vector<Family> kLagunaFamilies;
 extern const std::vector<Family> kSmallThinkerFamilies;
@@ -191,6 +191,8 @@ void check_experts(const Model& m, int64_t i);
 // For models whose rows see those behind them. Throws Error(unsupported) if the file says that they
 // do not.
 void encode(const ggml::Gguf& gguf, Config& c);
+// The same of attention, with half of the file's window on each side.
+void see_both_sides(Attention& attention);
 
 // For learned positions instead of RoPE: position 0 is at row `offset` of position_embd.weight.
 void learn_positions(const ggml::Gguf& gguf, Config& c, int64_t offset);

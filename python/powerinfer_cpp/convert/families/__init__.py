@@ -25,7 +25,7 @@ from .dense.relu import Arcee, BitNet, Jais2, LlamaSparseRelu, NanoChat, Nemotro
 from .dense.stablelm import StableLm
 from .dense.starcoder2 import StarCoder2
 from .encoders.bert import Bert, DistilBert, MPNet, Roberta
-from .encoders.both_sides import EuroBert, LlamaEmbed, gemma3
+from .encoders.both_sides import EmbeddingGemma2, EuroBert, LlamaEmbed, gemma3
 from .encoders.modern_bert import ModernBert
 from .encoders.rotating import Gte, NomicBert
 from .family import Family
@@ -159,6 +159,8 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "modernbert": ModernBert,
     "eurobert": EuroBert,
     "llama_bidirec": LlamaEmbed,
+    "embedding_gemma2": EmbeddingGemma2,  # with images and sound; the text part is converted
+    "embedding_gemma2_text": EmbeddingGemma2,
 }
 
 

@@ -53,6 +53,7 @@ class Family:
     guesses = False  # is it converted?
     both_sides = False  # rows see those behind them, too, as in encoders
     ranks = False  # the checkpoint gives scores of pairs of texts, and no tokens
+    projection = 0  # width of vectors behind a matrix of the model's own, dense_2; 0: it has none
     expert_parts: dict[str, str] = {}  # of the matrices of experts, by llama.cpp's names
     mlx_adds_one = False  # MLX's checkpoints hold 1 + weight for norms, where others hold weight
     has_rope_factors = False  # the GGUF has a place for factors of frequencies (llama3, longrope)
@@ -92,6 +93,11 @@ class Family:
 
     def read_n_ff(self) -> int:
         return self.config.integer("intermediate_size")
+
+    @property
+    def widths(self) -> list[int]:
+        """Of a row, and behind a projection of the model's own."""
+        return [self.n_embd, self.projection] if self.projection else [self.n_embd]
 
     @property
     def n_q(self) -> int:

@@ -26,7 +26,7 @@ _PRE_OF_FAMILY = {
     "smallthinker": "qwen2",
 }
 # Families of which llama.cpp keeps the merges of a BPE of characters, instead of scores.
-_OF_CHARACTERS = ("gemma4", "gemma4_text")
+_OF_CHARACTERS = ("gemma4", "gemma4_text", "embedding_gemma2", "embedding_gemma2_text")
 
 
 # Post-processors with a token before and one behind each text; and how many stand between two.

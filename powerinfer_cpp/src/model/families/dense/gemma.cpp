@@ -96,11 +96,7 @@ void configure_gemma_embedding(const ggml::Gguf& gguf, Config& c) {
 
 void weights_gemma_embedding(Model& m, std::vector<WeightSpec>& specs) {
     weights_gemma3(m, specs);
-    for (Layer& layer : m.layers) {
-        auto& a = *layer.find<Attention>();
-        a.both = true;
-        if (a.window) a.window = a.window / 2 + 1;
-    }
+    for (Layer& layer : m.layers) see_both_sides(*layer.find<Attention>());
 }
 
 }  // namespace

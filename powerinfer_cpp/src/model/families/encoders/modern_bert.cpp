@@ -36,11 +36,9 @@ void weights_modern_bert(Model& m, std::vector<WeightSpec>& specs) {
     for (int64_t i = 0; i < m.config.n_layer; i++) {
         const bool normed = i > 0 || w.has(blk(i, "attn_norm.weight"));
         auto& a = std::get<Attention>(w.add_attention(i, normed ? "attn_norm" : "").op);
-        a.both = true;
-        if (const int64_t window = windows[size_t(i)]) {
-            a.window = window / 2 + 1;
-            a.rope = 1;
-        }
+        a.window = windows[size_t(i)];
+        if (a.window) a.rope = 1;
+        see_both_sides(a);
         w.attention(i);
         w.add_feed_forward(i, "ffn_norm");
         w.ffn(i, true);

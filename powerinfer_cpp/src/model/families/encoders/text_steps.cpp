@@ -38,6 +38,11 @@ void encode(const ggml::Gguf& gguf, Config& c) {
     c.encoder = true;
 }
 
+void see_both_sides(Attention& a) {
+    a.both = true;
+    if (a.window) a.window = a.window / 2 + 1;
+}
+
 void Weights::text_steps() {
     const ggml::Gguf& gguf = m.file.gguf;
     const auto add = [&](std::deque<TextStep>& to, const std::string& name) -> TextStep& {

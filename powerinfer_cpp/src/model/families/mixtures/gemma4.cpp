@@ -1,7 +1,8 @@
 // Gemma 4 (text). Layers with a window and those that see all positions have heads of two widths,
 // and a RoPE each; queries, keys and values are normalised, and scores are not scaled. Mixtures
 // have a dense block beside the experts. The smallest models have embeddings for each layer, and
-// their last layers read the keys and values of earlier ones.
+// their last layers read the keys and values of earlier ones. EmbeddingGemma 2 is one of them whose
+// rows see both sides.
 #include <algorithm>
 #include <cmath>
 
@@ -21,14 +22,23 @@ int64_t window_head_dim(const ggml::Gguf& gguf, const Config& c) {
     return width;
 }
 
-void configure_gemma4(const ggml::Gguf& gguf, Config& c) {
-    const auto key = [&](const char* suffix) { return c.architecture + suffix; };
-    c.norm_eps = float(gguf.number(key(".attention.layer_norm_rms_epsilon"), 0, 1));
+void configure_body(const ggml::Gguf& gguf, Config& c) {
+    c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
     c.embedding_scale = std::sqrt(float(c.n_embd));
-    c.logit_softcap = float(gguf.number(key(".final_logit_softcapping"), 0, 1e6, 30));  // 0: none
     const int64_t width = window_head_dim(gguf, c);
     add_window_rope(gguf, c, {10000, width / 2 * 2}, width);
+}
+
+void configure_gemma4(const ggml::Gguf& gguf, Config& c) {
+    configure_body(gguf, c);
+    c.logit_softcap =
+        float(gguf.number(c.architecture + ".final_logit_softcapping", 0, 1e6, 30));  // 0: none
+}
+
+void configure_gemma_embedding2(const ggml::Gguf& gguf, Config& c) {
+    configure_body(gguf, c);
+    encode(gguf, c);
 }
 
 // Layers from `first` on read the keys and values of the last layer before it of their kind: the
@@ -39,8 +49,10 @@ struct SharedHeads {
 
 SharedHeads shared_heads(const Model& m, const std::vector<int64_t>& windows) {
     const Config& c = m.config;
+    SharedHeads s{c.n_layer};
+    if (c.encoder) return s;  // keys and values of one layer make room for the next one's
     const std::string key = c.architecture + ".attention.shared_kv_layers";
-    SharedHeads s{c.n_layer - m.file.gguf.integer(key, 0, c.n_layer - 1, 0)};
+    s.first -= m.file.gguf.integer(key, 0, c.n_layer - 1, 0);
     for (int64_t i = 0; i < s.first; i++) s.of_kind[windows[size_t(i)] > 0] = i;
     return s;
 }
@@ -80,6 +92,7 @@ void add_attention(Weights& w, int64_t i, const std::vector<int64_t>& windows,
     }
     w.attention_without_values(i);
     w.head_norms(i);
+    if (c.encoder) see_both_sides(a);
     w.post_norm(i, "post_attention_norm", part);
 }
 
@@ -105,6 +118,24 @@ void add_experts(Weights& w, int64_t i) {
     w.norm(blk(i, "post_ffw_norm"), &experts.sum_norm.emplace(), c.n_embd);
 }
 
+// What layers get of each token: what is made of its embedding, and but for EmbeddingGemma 2 a row
+// of a table.
+void read_layer_embeddings(Weights& w) {
+    const Config& c = w.m.config;
+    auto& e = w.m.layer_embd;
+    e.width = w.m.file.gguf.integer(c.architecture + ".embedding_length_per_layer_input", 0,
+                                    kGemma4Widest, 0);
+    if (!e.width) return;
+    e.of_tokens = !c.encoder;
+    const int64_t all = c.n_layer * e.width;
+    if (e.of_tokens) {
+        w.rows(Part::embedding, "per_layer_token_embd.weight", {all, c.n_vocab}, 0, c.n_vocab,
+               Table{&e.tokens, &w.m.own_rows_stored, true});
+    }
+    w.matrix(Part::embedding, "per_layer_model_proj.weight", all, c.n_embd, &e.project);
+    w.vector(Part::norms, "per_layer_proj_norm.weight", e.width, &e.norm);
+}
+
 void add_layer_embedding(Weights& w, int64_t i) {
     const int64_t width = w.m.layer_embd.width, n_embd = w.m.config.n_embd;
     LayerPart& part = w.m.layers[size_t(i)].parts.emplace_back();
@@ -118,16 +149,7 @@ void weights_gemma4(Model& m, std::vector<WeightSpec>& specs) {
     const Config& c = m.config;
     Weights w(m, specs);
     w.embedding_and_head();
-    auto& e = m.layer_embd;
-    e.width = m.file.gguf.integer(c.architecture + ".embedding_length_per_layer_input", 0,
-                                  kGemma4Widest, 0);
-    if (e.width) {
-        const int64_t all = c.n_layer * e.width;
-        w.rows(Part::embedding, "per_layer_token_embd.weight", {all, c.n_vocab}, 0, c.n_vocab,
-               Table{&e.tokens, &m.own_rows_stored, true});
-        w.matrix(Part::embedding, "per_layer_model_proj.weight", all, c.n_embd, &e.project);
-        w.vector(Part::norms, "per_layer_proj_norm.weight", e.width, &e.norm);
-    }
+    read_layer_embeddings(w);
     const std::vector<int64_t> windows = read_windows(m, {0, kGemma4Period});
     const SharedHeads shared = shared_heads(m, windows);
     for (int64_t i = 0; i < c.n_layer; i++) {
@@ -145,7 +167,7 @@ void weights_gemma4(Model& m, std::vector<WeightSpec>& specs) {
             w.ffn(i, true);
             w.post_norm(i, "post_ffw_norm", ffn);
         }
-        if (e.width) add_layer_embedding(w, i);
+        if (m.layer_embd.width) add_layer_embedding(w, i);
         w.optional(Part::norms, blk(i, "layer_output_scale.weight"), 1, &m.layers[size_t(i)].scale);
     }
 }
@@ -153,6 +175,8 @@ void weights_gemma4(Model& m, std::vector<WeightSpec>& specs) {
 }  // namespace
 
 const std::vector<Family> kGemma4Families = {
-    Family{"gemma4", configure_gemma4, weights_gemma4}.with(ggml::Activation::gelu_tanh)};
+    Family{"gemma4", configure_gemma4, weights_gemma4}.with(ggml::Activation::gelu_tanh),
+    Family{"gemma-embedding2", configure_gemma_embedding2, weights_gemma4}.with(
+        ggml::Activation::gelu_tanh)};
 
 }  // namespace powerinfer

@@ -3,12 +3,14 @@ the experts, and in the smallest models embeddings for each layer."""
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
-from ....core.errors import UnsupportedModelError
+from ....core.errors import ModelFormatError, UnsupportedModelError
 from ...config import Config
 from ...rope import by_layer_type
 from ...tensors import Output, Weights, from_weight
-from ...writer import Entry, array, float32, of_layers, replaced, uint32
+from ...unread import first_names
+from ...writer import Entry, array, boolean, float32, of_layers, replaced, uint32
 from ..dense.near_llama import layer_windows
 from ..llama import Llama
 
@@ -23,30 +25,49 @@ class Gemma4(Llama):
     tied = True
     # Of the checkpoints that see images and hear sound.
     left_out = re.compile(r"(model\.)?((vision|audio)_tower|embed_(vision|audio))\..+")
+    # Of what config.json may leave out.
+    defaults: dict[str, Any] = {
+        "sliding_window": 512,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_key_value_heads": 4,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
+    }
+    default_turns: dict[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+    # Of what makes the embeddings of layers: a table, and what its names begin with, in the model
+    # and in a layer.
+    has_table = True
+    of_model = of_layer = ""
 
     def __init__(self, config: Config):
         text = config.section("text_config")
-        whole = text.completed(**_DEFAULTS)
+        whole = text.completed(**self.defaults)
         if whole.values.get("rope_parameters") is None:
-            whole.values["rope_parameters"] = _ROTATIONS
+            whole.values["rope_parameters"] = {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {**self.default_turns, "rope_theta": 1000000.0},
+            }
         full, windowed = by_layer_type(whole)
         # The heads of layers that see all positions; those of the others have a width of their own.
-        self.window_dim = full.integer("head_dim", default=256)
-        full.values["head_dim"] = full.integer("global_head_dim", default=self.window_dim)
+        self.window_dim = full.integer("head_dim")
+        said = _heads_by_layer(full)
+        full.values["head_dim"] = said[0] if said else full.integer("global_head_dim")
         super().__init__(full)
         if windowed is None or self.qkv_bias:
-            raise self.refuse("gemma4 with biases, or without rope_parameters of both kinds")
+            raise self.refuse(
+                f"{self.architecture} with biases, or without rope_parameters of both kinds"
+            )
         global_dim, self.head_dim, self.config = self.head_dim, self.window_dim, windowed
         self.local = self.read_rope()
         self.head_dim, self.config = global_dim, full
         if self.local.kind != "none" or self.local.divisors is not None:
-            raise self.refuse("gemma4 with scaled RoPE in layers with a window")
+            raise self.refuse(f"{self.architecture} with scaled RoPE in layers with a window")
         if full.values.get("use_bidirectional_attention") not in (None, False, "vision"):
             raise self.refuse("gemma4 with attention in both directions")
         self.slides = self.slides or [False] * self.n_layer
         self.keys_are_values = full.flag("attention_k_eq_v")
-        n_kv = full.integer("num_global_key_value_heads", default=self.n_head_kv)
-        n_kv = n_kv if self.keys_are_values else self.n_head_kv
+        n_kv = said[1] if said else self.global_key_heads()
         self.kv_heads = [self.n_head_kv if slides else n_kv for slides in self.slides]
         self.n_shared = full.integer("num_kv_shared_layers", default=0, least=0)
         self.first_shared = self.n_layer - self.n_shared
@@ -57,11 +78,11 @@ class Gemma4(Llama):
         ]
         self.read_experts(full)
         self.width = full.integer("hidden_size_per_layer_input", default=0, least=0)
-        rows = full.integer("vocab_size_per_layer_input")
-        if self.width and rows != self.n_vocab:
-            said = "" if text.values.peek("vocab_size_per_layer_input") else ", the default,"
+        rows = full.integer("vocab_size_per_layer_input", default=self.n_vocab)
+        if self.has_table and self.width and rows != self.n_vocab:
+            default = "" if text.values.peek("vocab_size_per_layer_input") else ", the default,"
             raise UnsupportedModelError(
-                f"{config.path}: vocab_size_per_layer_input {rows}{said} is not vocab_size "
+                f"{config.path}: vocab_size_per_layer_input {rows}{default} is not vocab_size "
                 f"{self.n_vocab}: a GGUF has embeddings of layers for every token"
             )
         cap = full.values.get("final_logit_softcapping")
@@ -69,6 +90,11 @@ class Gemma4(Llama):
         if text is not config:
             config.known("vision_config", "audio_config", "tie_word_embeddings")
             self.notes.append("only the text part is converted, without images and sound")
+
+    def global_key_heads(self) -> int:
+        """The key heads of layers that see all positions."""
+        n = self.config.integer("num_global_key_value_heads", default=self.n_head_kv)
+        return n if self.keys_are_values else self.n_head_kv
 
     def read_experts(self, config: Config) -> None:
         self.expert_ff = 0
@@ -90,30 +116,35 @@ class Gemma4(Llama):
     def _own_entries(self) -> Iterator[Entry]:
         assert self.rope
 
-        yield of_layers("gemma4.feed_forward_length", self.widths)
-        yield of_layers("gemma4.attention.head_count_kv", self.kv_heads)
-        yield uint32("gemma4.attention.sliding_window", self.window)
-        yield array("gemma4.attention.sliding_window_pattern", "BOOL", self.slides)
+        arch = self.architecture
+        yield of_layers(f"{arch}.feed_forward_length", self.widths)
+        yield of_layers(f"{arch}.attention.head_count_kv", self.kv_heads)
+        yield uint32(f"{arch}.attention.sliding_window", self.window)
+        yield array(f"{arch}.attention.sliding_window_pattern", "BOOL", self.slides)
         for kind, width in (("", self.head_dim), ("_swa", self.window_dim)):
-            yield uint32(f"gemma4.attention.key_length{kind}", width)
-            yield uint32(f"gemma4.attention.value_length{kind}", width)
-        yield uint32("gemma4.rope.dimension_count_swa", self.local.n_rot)
-        yield float32("gemma4.rope.freq_base_swa", self.local.theta)
-        yield float32("gemma4.final_logit_softcapping", self.cap)
-        yield uint32("gemma4.attention.shared_kv_layers", self.n_shared)
-        yield uint32("gemma4.embedding_length_per_layer_input", self.width)
+            yield uint32(f"{arch}.attention.key_length{kind}", width)
+            yield uint32(f"{arch}.attention.value_length{kind}", width)
+        yield uint32(f"{arch}.rope.dimension_count_swa", self.local.n_rot)
+        yield float32(f"{arch}.rope.freq_base_swa", self.local.theta)
+        if self.both_sides:
+            yield boolean(f"{arch}.attention.causal", False)
+        else:
+            yield float32(f"{arch}.final_logit_softcapping", self.cap)
+            yield uint32(f"{arch}.attention.shared_kv_layers", self.n_shared)
+        yield uint32(f"{arch}.embedding_length_per_layer_input", self.width)
         if self.n_expert:
-            yield uint32("gemma4.expert_feed_forward_length", self.expert_ff)
+            yield uint32(f"{arch}.expert_feed_forward_length", self.expert_ff)
 
     def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
         if self.width:
             all_layers = self.n_layer * self.width
+            table = ("embed_tokens_per_layer", "per_layer_token_embd", (self.n_vocab, all_layers))
             for theirs, ours, shape in (
-                ("embed_tokens_per_layer", "per_layer_token_embd", (self.n_vocab, all_layers)),
+                *([table] if self.has_table else []),
                 ("per_layer_model_projection", "per_layer_model_proj", (all_layers, self.n_embd)),
                 ("per_layer_projection_norm", "per_layer_proj_norm", (self.width,)),
             ):
-                weight = weights.take(f"model.{theirs}.weight", *shape)
+                weight = weights.take(f"model.{self.of_model}{theirs}.weight", *shape)
                 yield from_weight(f"{ours}.weight", weight)
         yield from super().outputs(weights, transpose_down)
 
@@ -144,8 +175,9 @@ class Gemma4(Llama):
                 ("per_layer_input_gate", "inp_gate", (self.width, self.n_embd)),
                 ("per_layer_projection", "proj", (self.n_embd, self.width)),
             ):
-                yield from self.linear(weights, f"{theirs}.{name}", f"{block}.{ours}", shape)
-            yield from norm("post_per_layer_input_norm", "post_norm")
+                name = f"{theirs}.{self.of_layer}{name}"
+                yield from self.linear(weights, name, f"{block}.{ours}", shape)
+            yield from norm(f"{self.of_layer}post_per_layer_input_norm", "post_norm")
         weight = weights.take(f"{theirs}.layer_scalar", 1)
         yield from_weight(f"{block}.layer_output_scale.weight", weight)
 
@@ -182,19 +214,34 @@ class Gemma4(Llama):
             yield from_weight(f"{block}.{ours}", weights.take(f"{theirs}.{name}", *shape))
 
 
-# Of what config.json may leave out.
-_DEFAULTS = {
-    "sliding_window": 512,
-    "global_head_dim": 512,
-    "num_key_value_heads": 4,
-    "hidden_size_per_layer_input": 256,
-    "vocab_size_per_layer_input": 262144,
-}
-_ROTATIONS = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-    "full_attention": {
-        "rope_type": "proportional",
-        "partial_rotary_factor": 0.25,
-        "rope_theta": 1000000.0,
-    },
-}
+def _heads_by_layer(config: Config) -> tuple[int, int] | None:
+    """The width of heads and the number of key heads in layers that see all positions, from
+    per_layer_config, as transformers 5.24 writes it; None: config.json does not have it.
+
+    Raises ModelFormatError if it is malformed, UnsupportedModelError for other differences between
+    layers.
+    """
+    if config.values.get("per_layer_config") is None:
+        return None
+    section = config.section("per_layer_config")
+    slides = layer_windows(config, config.integer("num_hidden_layers"), _PERIOD, True)[1]
+    usual = {name: config.integer(name) for name in ("head_dim", "num_key_value_heads")}
+    heads = [tuple(usual.values())] * len(slides)
+    for key in section.values:
+        where = f"{config.path}: per_layer_config: "
+        if not (key.isdecimal() and int(key) < len(slides)):
+            raise ModelFormatError(f"{where}{key!r} is not one of {len(slides)} layers")
+        layer = section.section(key)
+        if more := first_names(sorted(layer.values.keys() - usual)):
+            raise UnsupportedModelError(f"{where}layers that differ in {more} are not supported")
+        layer = layer.completed(**usual)
+        heads[int(key)] = tuple(layer.integer(name) for name in usual)
+    kinds = [{h for h, s in zip(heads, slides, strict=True) if s == slid} for slid in (True, False)]
+    if kinds[0] - {tuple(usual.values())} or len(kinds[1]) != 1:
+        raise UnsupportedModelError(
+            f"{config.path}: per_layer_config: heads that differ among the layers with a window, "
+            "or among those without, are not supported"
+        )
+    config.known("global_head_dim", "num_global_key_value_heads")
+    width, n_kv = kinds[1].pop()
+    return width, n_kv
