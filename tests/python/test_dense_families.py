@@ -144,6 +144,27 @@ def test_null_for_a_window(tmp_path: Path) -> None:
             convert(folder, outfile=tmp_path / "a.gguf", log=quiet)
 
 
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [
+        ("gemma4", {"1": {"head_dim": 16, "num_key_value_heads": 1}}),
+        ("gemma4-embeddings", {"1": {"head_dim": 16}, "3": {"head_dim": 16}}),
+    ],
+)
+def test_heads_of_each_layer(name: str, heads: dict[str, Any], tmp_path: Path) -> None:
+    """transformers 5.24 writes the heads of layers that see all positions so."""
+    newer = {"global_head_dim": 99, "num_global_key_value_heads": 99, "per_layer_config": heads}
+    files = [
+        convert(
+            golden(name, tmp_path / kind / "m", **changes),
+            outfile=tmp_path / f"{kind}.gguf",
+            log=quiet,
+        )
+        for kind, changes in (("older", {}), ("newer", newer))
+    ]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
 def test_rotating_layers_as_the_file_says(tmp_path: Path) -> None:
     path = convert(golden("smollm3", tmp_path / "m"), outfile=tmp_path / "a.gguf", log=quiet)
     all_rotate = changed(path, tmp_path / "b.gguf", keys={"powerinfer.rope.layers": [True, True]})
