@@ -5,7 +5,9 @@ import re
 
 from .. import quantize
 from ..convert import source, to_stderr
+from ..core.errors import ModelFormatError, OutOfMemoryError
 from ..core.gguf import Gguf
+from ..quantize.vectors import compared
 from .common import size_text
 
 
@@ -100,4 +102,9 @@ def run(args: argparse.Namespace) -> None:
         n_weights = sum(tensor.n_elements for tensor in source.tensors(gguf))
     bits = 8 * n_bytes / max(1, n_weights)
     to_stderr(f"{size_text(n_bytes)} of weights, {bits:.2f} bits each")
+    try:
+        if (difference := compared(args.input, args.output)) is not None:
+            to_stderr(difference)
+    except (ModelFormatError, OutOfMemoryError) as error:  # the file is written, and stays
+        to_stderr(f"vectors were not compared: {error}")
     print(args.output)

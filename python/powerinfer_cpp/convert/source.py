@@ -16,10 +16,16 @@ from .stored import Stored, decoded, encoded
 from .writer import Entry, refuse_inputs, string, uint32
 
 PREDICTOR = re.compile(r"blk\.(\d+)\.(?:fc[12]|sketch)(_exps)?\.(?:weight|bias)")
-# Kept unchanged: routers, position tables and norms are small and sensitive, sketches are bits.
+# Kept unchanged: routers, tables of positions and types, norms and what is behind the last layer
+# of an encoder are small and sensitive, sketches are bits.
 _EXACT = (
     ".ffn_gate_inp.weight",
     "position_embd.weight",
+    "token_types.weight",
+    "cls.weight",
+    "cls.output.weight",
+    "dense_2.weight",
+    "dense_3.weight",
     ".attn_q_norm.weight",  # a row per head
     ".attn_k_norm.weight",
     ".ssm_conv1d.weight",  # these are few numbers

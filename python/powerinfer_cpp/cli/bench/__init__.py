@@ -1,5 +1,5 @@
 """powerinfer bench: measures speed, with llama-bench's columns and JSON keys, or those of
-llama-batched-bench for several texts at once."""
+llama-batched-bench for several texts at once; of vectors of texts, with columns of its own."""
 
 import argparse
 import contextlib
@@ -20,7 +20,7 @@ from ..common import (
     session_fields,
     whole,
 )
-from . import batched, single
+from . import batched, embedded, single
 from .rows import DISK_COLUMNS, fixed, op_table
 
 
@@ -76,6 +76,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,..",
         help="texts at once, each with tokens of its own: the columns of llama-batched-bench",
     )
+    parser.add_argument(
+        "--embed",
+        action="store_true",
+        help="vectors, or scores, of -npl texts (default: 1) of -p tokens each in one request",
+    )
+    parser.add_argument(
+        "--mixed",
+        action="store_true",
+        help="with --embed: lengths from an eighth of -p to -p, evenly spread",
+    )
     parser.add_argument("-r", "--repetitions", type=whole(1), default=5, metavar="N")
     parser.add_argument("-o", "--output", choices=("md", "json", "jsonl"), default="md")
     ids = parser.add_mutually_exclusive_group()
@@ -115,10 +125,13 @@ def _with_sizes_of_tests() -> Iterator[None]:
 
 @_with_sizes_of_tests()
 def run(args: argparse.Namespace) -> None:
-    kind = batched if args.n_parallel else single
+    if args.mixed and not args.embed:
+        raise ValueError("--mixed is for --embed")
+    kind = embedded if args.embed else batched if args.n_parallel else single
     tests = kind.tests(args)
     if not tests:
-        raise ValueError("-p 0 and -n 0 together leave nothing to measure")
+        nothing = "-p 0 leaves" if args.embed else "-p 0 and -n 0 together leave"
+        raise ValueError(f"{nothing} nothing to measure")
     fields = session_fields(args)
     room, loading = kind.session_fields(tests, fields), model_fields(args)
     loading |= device_fields(args)
@@ -126,6 +139,8 @@ def run(args: argparse.Namespace) -> None:
     model = Model(args.model, session=room, **loading)
     given, among = _given(args.tokens_file, model.n_vocab), ordinary_ids(model, args.ids)
     load_s = time.perf_counter() - start
+    if kind is not embedded and (model.is_encoder or model.ranks):
+        raise ValueError(f"{args.model}: this model gives no tokens: measure it with --embed")
     plan = model.plan(**room)
     same = fixed(args, model, loading if plan["gpu"] else {}) | {"load_s": load_s}
     rows, tables = [], []

@@ -60,35 +60,35 @@ def embedding_fields(fields: dict[str, Any], pooling: int) -> dict[str, Any]:
 class Embedder:
     """Computes vectors or scores in its own session. Use it from one thread at a time.
 
-    Other keyword arguments are those of Session.
+    Other keyword arguments are those of Session. session: for who measures it.
     """
 
     def __init__(self, model: Model, pooling: int, **fields: Any):
         self._model, self.pooling = model, pooling
-        self._session = Session(model, **embedding_fields(fields, pooling))
-        self.n_ctx = self._session.n_ctx
-        self.width = self._session.pooled_width  # of a vector, or scores of a pair
+        self.session = Session(model, **embedding_fields(fields, pooling))
+        self.n_ctx = self.session.n_ctx
+        self.width = self.session.pooled_width  # of a vector, or scores of a pair
         self._most = 1 if model.has_states else _TEXTS
         last_rows = pooling in (LAST, RANK) and not model.is_encoder
         self._shares = last_rows and not model.has_states
 
     def close(self) -> None:
         """Frees the session."""
-        self._session.close()
+        self.session.close()
 
     def set_adapters(self, adapters: Adapters) -> None:
         """Computes with these adapters from now on. Raises what Session.set_adapters raises."""
-        adapters.apply(self._session)
+        adapters.apply(self.session)
 
     def rows(self, ids: Ids) -> np.ndarray:
         """float32 [n, n_embd]: the hidden state after each of n ids. Only without pooling."""
         self._check(ids)
-        self._session.truncate(0)
-        tokens, n_batch, found = np.asarray(ids, np.int32), self._session.n_batch, []
+        self.session.truncate(0)
+        tokens, n_batch, found = np.asarray(ids, np.int32), self.session.n_batch, []
         for first in range(0, len(tokens), n_batch):
             chunk = tokens[first : first + n_batch]
-            self._session.eval(chunk, np.ones(len(chunk), dtype=bool))
-            found += [self._session.embedding(row).copy() for row in range(len(chunk))]
+            self.session.eval(chunk, np.ones(len(chunk), dtype=bool))
+            found += [self.session.embedding(row).copy() for row in range(len(chunk))]
         return np.stack(found)
 
     def pooled(
@@ -112,28 +112,28 @@ class Embedder:
         first = int(shared > 0)  # sequence 0 has what they share
         if shared:
             between()
-            self._session.eval(np.asarray(texts[0][:shared], np.int32))
+            self.session.eval(np.asarray(texts[0][:shared], np.int32))
         try:
             for group in self._groups([len(text) for text in texts], shared):
                 between()
                 if shared:
                     for sequence in range(len(group)):
-                        self._session.copy(0, first + sequence, shared)
+                        self.session.copy(0, first + sequence, shared)
                 ids = np.concatenate([np.asarray(texts[i][shared:], np.int32) for i in group])
                 lengths = [len(texts[i]) - shared for i in group]
                 where = np.repeat(np.arange(first, first + len(group), dtype=np.int32), lengths)
                 kinds = None
                 if types is not None:
                     kinds = np.concatenate([np.asarray(types[i], np.int32) for i in group])
-                self._session.eval(ids, sequences=where, types=kinds)
+                self.session.eval(ids, sequences=where, types=kinds)
                 for sequence, i in enumerate(group):
-                    found[i] = self._session.pooled(first + sequence)
+                    found[i] = self.session.pooled(first + sequence)
                 if not self._model.is_encoder:
                     for sequence in range(len(group)):
-                        self._session.truncate(0, first + sequence)
+                        self.session.truncate(0, first + sequence)
         finally:
             if shared:
-                self._session.truncate(0)
+                self.session.truncate(0)
         return found
 
     def _shared(self, texts: Sequence[Ids]) -> int:
@@ -149,11 +149,11 @@ class Embedder:
 
     def _groups(self, lengths: list[int], shared: int) -> Iterator[list[int]]:
         """Texts of calls, by number, long ones first. shared: leading ids that are computed."""
-        n_batch, most, takes = self._session.n_batch, self._most, lengths
+        n_batch, most, takes = self.session.n_batch, self._most, lengths
         if shared:  # the rest of a text is in pages of its own, the first one of which is a copy
             own = shared // _PAGE * _PAGE
             takes = [-(-(length - own) // _PAGE) * _PAGE for length in lengths]
-            n_batch, most = min(n_batch, self._session.free_positions()), most - 1
+            n_batch, most = min(n_batch, self.session.free_positions()), most - 1
         group: list[int] = []
         n = 0
         for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
