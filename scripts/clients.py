@@ -2,7 +2,8 @@
 
 Each client gets a virtual environment of its own, and runs its program of scripts/client_programs
 there, which tells each attempt. A row of the table is a client with the versions of its packages,
-what worked, and what did not, with the error. Answers are not judged: any chat model will do.
+what worked, and what did not, with the error. Answers are not judged: any chat model will do. A
+server with an embedding model, or with one that ranks texts, is asked for vectors, or ranks, alone.
 Clients that need torch are only run when they are named with --only.
 """
 
@@ -37,8 +38,16 @@ CLIENTS = {
     "anthropic": Client(["anthropic"]),
     "litellm": Client(["litellm"]),
     "instructor": Client(["instructor"]),
-    "langchain": Client(["langchain-openai"]),
-    "llama-index": Client(["llama-index-llms-openai-like", "llama-index-embeddings-openai-like"]),
+    "langchain": Client(["langchain-openai", "langchain-huggingface"]),
+    "llama-index": Client(
+        [
+            "llama-index-llms-openai-like",
+            "llama-index-embeddings-openai-like",
+            "llama-index-embeddings-text-embeddings-inference",
+            "llama-index-postprocessor-jinaai-rerank",
+            "llama-index-postprocessor-tei-rerank",
+        ]
+    ),
     "smolagents": Client(["smolagents", "openai"]),
     "openai-agents": Client(["openai-agents"]),
     "dspy": Client(["dspy", "numpy"]),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 URL, MODEL = sys.argv[1].rstrip("/"), sys.argv[2]
@@ -26,9 +27,25 @@ PARAMETERS = {
 }
 
 
-def attempt(*programs: Callable[[], Any]) -> None:
-    """Runs each of these and tells what became of it. A result that is false is an error, too: a
-    client that gives no text has failed."""
+QUERY = "Which animal catches mice?"
+DOCUMENTS = ["The fox is red.", "Cats catch mice at night.", "Bears sleep in winter."]
+
+Program = Callable[[], Any]
+
+
+def attempt(
+    *programs: Program, vectors: Sequence[Program] = (), ranks: Sequence[Program] = ()
+) -> None:
+    """Runs each of these that the model is for, and tells what became of it. A result that is false
+    is an error, too: a client that gives no text has failed. vectors: for models that write texts
+    or give vectors; ranks: for those that rank texts."""
+    able = capabilities() if vectors or ranks else []
+    if "rerank" in able:
+        programs = tuple(ranks)
+    elif "embedding" in able:
+        programs = tuple(vectors)
+    else:
+        programs = (*programs, *vectors)
     failed = False
     for program in programs:
         error = ""
@@ -41,3 +58,11 @@ def attempt(*programs: Callable[[], Any]) -> None:
         told = {"attempt": program.__name__.replace("_", " "), "error": error}
         print("\n" + json.dumps(told), flush=True)
     sys.exit(failed)
+
+
+def capabilities() -> list[str]:
+    """What the model says that it is for; empty for one that says nothing."""
+    with urllib.request.urlopen(URL + "/v1/models", timeout=30) as answer:
+        known = json.load(answer)["data"]
+    of = next((each for each in known if each["id"] == MODEL), known[0])
+    return list(of.get("capabilities", ()))

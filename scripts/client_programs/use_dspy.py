@@ -52,4 +52,4 @@ def embeddings():
     return len(of(["a bear", "a fox"])) == 2
 
 
-attempt(chat, prediction, structured_output, tools, embeddings)
+attempt(chat, prediction, structured_output, tools, vectors=[embeddings])

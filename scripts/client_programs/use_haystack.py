@@ -2,9 +2,23 @@
 
 from typing import Literal
 
-from attempts import KEY, MODEL, OPENAI, PARAMETERS, PERSON, QUESTION, WEATHER, attempt
-from haystack.components.embedders import OpenAITextEmbedder
+from attempts import (
+    DOCUMENTS,
+    KEY,
+    MODEL,
+    OPENAI,
+    PARAMETERS,
+    PERSON,
+    QUERY,
+    QUESTION,
+    URL,
+    WEATHER,
+    attempt,
+)
+from haystack import Document
+from haystack.components.embedders import HuggingFaceAPIDocumentEmbedder, OpenAITextEmbedder
 from haystack.components.generators.chat import OpenAIChatGenerator
+from haystack.components.rankers import HuggingFaceTEIRanker
 from haystack.dataclasses import ChatMessage
 from haystack.tools import Tool
 from haystack.utils import Secret
@@ -50,4 +64,25 @@ def embeddings():
     return OpenAITextEmbedder(**HERE).run("a bear")["embedding"]
 
 
-attempt(chat, stream, tools, structured_output, embeddings)
+def embeddings_of_documents():
+    of = HuggingFaceAPIDocumentEmbedder(
+        api_type="text_embeddings_inference", api_params={"url": URL}, token=Secret.from_token(KEY)
+    )
+    made = of.run([Document(content=text) for text in DOCUMENTS])["documents"]
+    return all(each.embedding for each in made)
+
+
+def ranks():
+    of = HuggingFaceTEIRanker(url=URL, token=Secret.from_token(KEY))
+    found = of.run(QUERY, [Document(content=text) for text in DOCUMENTS])["documents"]
+    return sorted(each.content for each in found) == sorted(DOCUMENTS)
+
+
+attempt(
+    chat,
+    stream,
+    tools,
+    structured_output,
+    vectors=[embeddings, embeddings_of_documents],
+    ranks=[ranks],
+)

@@ -1,9 +1,10 @@
-"""LangChain, by langchain-openai."""
+"""LangChain, by langchain-openai and langchain-huggingface."""
 
 from typing import Literal
 
-from attempts import KEY, MODEL, OPENAI, PERSON, QUESTION, WEATHER, City, attempt
+from attempts import KEY, MODEL, OPENAI, PERSON, QUESTION, URL, WEATHER, City, attempt
 from langchain_core.tools import tool
+from langchain_huggingface import HuggingFaceEndpointEmbeddings
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
@@ -56,4 +57,17 @@ def embeddings():
     return len(of.embed_documents(["a bear", "a fox"])) == 2
 
 
-attempt(chat, stream, tools, structured_output, structured_output_by_a_call, responses, embeddings)
+def embeddings_of_an_endpoint():
+    of = HuggingFaceEndpointEmbeddings(model=URL, huggingfacehub_api_token=KEY)
+    return len(of.embed_documents(["a bear", "a fox"])) == 2 and of.embed_query("a bear")
+
+
+attempt(
+    chat,
+    stream,
+    tools,
+    structured_output,
+    structured_output_by_a_call,
+    responses,
+    vectors=[embeddings, embeddings_of_an_endpoint],
+)

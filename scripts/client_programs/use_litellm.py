@@ -3,7 +3,19 @@
 from typing import Literal
 
 import litellm
-from attempts import KEY, MODEL, OPENAI, PARAMETERS, PERSON, QUESTION, URL, WEATHER, attempt
+from attempts import (
+    DOCUMENTS,
+    KEY,
+    MODEL,
+    OPENAI,
+    PARAMETERS,
+    PERSON,
+    QUERY,
+    QUESTION,
+    URL,
+    WEATHER,
+    attempt,
+)
 from pydantic import BaseModel
 
 HERE = {"model": f"openai/{MODEL}", "api_base": OPENAI, "api_key": KEY}
@@ -57,4 +69,41 @@ def embeddings():
     return litellm.embedding(**HERE, input=["a bear"]).data[0]["embedding"]
 
 
-attempt(chat, stream, tools, structured_output, responses, messages, embeddings)
+def ranks_as(provider, address):
+    done = litellm.rerank(
+        model=f"{provider}/{MODEL}",
+        api_base=address,
+        api_key=KEY,
+        query=QUERY,
+        documents=DOCUMENTS,
+        top_n=2,
+    )
+    return len(done.results) == 2
+
+
+def ranks_as_jina():
+    return ranks_as("jina_ai", URL + "/v1/rerank")
+
+
+def ranks_as_cohere():
+    return ranks_as("cohere", URL + "/v2/rerank")
+
+
+def ranks_as_vllm():
+    return ranks_as("hosted_vllm", URL)
+
+
+def ranks_as_an_endpoint():
+    return ranks_as("huggingface", URL)
+
+
+attempt(
+    chat,
+    stream,
+    tools,
+    structured_output,
+    responses,
+    messages,
+    vectors=[embeddings],
+    ranks=[ranks_as_jina, ranks_as_cohere, ranks_as_vllm, ranks_as_an_endpoint],
+)

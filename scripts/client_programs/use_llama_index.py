@@ -1,13 +1,29 @@
-"""LlamaIndex, by llama-index-llms-openai-like."""
+"""LlamaIndex, by llama-index-llms-openai-like and its packages for vectors and ranks."""
 
 from typing import Literal
 
-from attempts import KEY, MODEL, OPENAI, PERSON, QUESTION, WEATHER, City, attempt
+from attempts import (
+    DOCUMENTS,
+    KEY,
+    MODEL,
+    OPENAI,
+    PERSON,
+    QUERY,
+    QUESTION,
+    URL,
+    WEATHER,
+    City,
+    attempt,
+)
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
+from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.tools import FunctionTool
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 from llama_index.llms.openai_like import OpenAILike
+from llama_index.postprocessor.jinaai_rerank import JinaRerank
+from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
 from pydantic import BaseModel
 
 model = OpenAILike(
@@ -64,4 +80,31 @@ def embeddings():
     return len(of.get_text_embedding_batch(["a bear", "a fox"])) == 2
 
 
-attempt(chat, stream, tools, structured_output, completions, embeddings)
+def embeddings_of_an_endpoint():
+    of = TextEmbeddingsInference(model_name=MODEL, base_url=URL)
+    return len(of.get_text_embedding_batch(["a bear", "a fox"])) == 2
+
+
+def ranked(ranker):
+    nodes = [NodeWithScore(node=TextNode(text=text)) for text in DOCUMENTS]
+    found = ranker.postprocess_nodes(nodes, query_str=QUERY)
+    return len(found) == 2 and found[0].score >= found[1].score
+
+
+def ranks_as_jina():
+    return ranked(JinaRerank(model=MODEL, base_url=OPENAI, api_key=KEY, top_n=2))
+
+
+def ranks_as_an_endpoint():
+    return ranked(TextEmbeddingInference(base_url=URL, top_n=2, model_name=MODEL))
+
+
+attempt(
+    chat,
+    stream,
+    tools,
+    structured_output,
+    completions,
+    vectors=[embeddings, embeddings_of_an_endpoint],
+    ranks=[ranks_as_jina, ranks_as_an_endpoint],
+)

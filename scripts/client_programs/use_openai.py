@@ -102,5 +102,5 @@ attempt(
     responses_tools,
     responses_structured_output,
     completions,
-    embeddings,
+    vectors=[embeddings],
 )
