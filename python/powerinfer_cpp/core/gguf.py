@@ -20,6 +20,7 @@ Value = bool | int | float | str | list[Any]
 
 _NOT_INTEGERS = {lib.PI_F32, lib.PI_F64, lib.PI_STRING, lib.PI_ARRAY}
 _OF_STATES = "shortconv.l_cache", "ssm.conv_kernel"  # keys of models whose layers have a state
+_RANK = 4  # a pooling_type
 _CHUNK = 1 << 16  # array elements fetched by one call
 
 
@@ -134,6 +135,16 @@ class Gguf:
             return min(most, self.n_ctx_train or most)
         arch = self.value("general.architecture")
         return 0 if self.value(f"{arch}.attention.causal", True) else self.n_ctx_train
+
+    @property
+    def gives_no_text(self) -> bool:
+        """Does the file say that its model gives vectors or scores, and no tokens? Others may not
+        say it: `Runtime.gives_no_text` knows."""
+        arch = self.value("general.architecture")
+        ranks = self.value(f"{arch}.pooling_type") == _RANK
+        if ranks and any(tensor.name == "cls.output.weight" for tensor in self.tensors):
+            return True
+        return self.value(f"{arch}.attention.causal", True) is False
 
     def _indexed(self) -> list[int]:
         """Of layers with an indexer: positions of which a row sees all (qwen4exp.cpp)."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ..core import options
 from ..core.checks import whole_or_none
+from ..core.errors import UnsupportedModelError
 from ..core.log import logger
 from ..core.model import Model
 from ..core.plan import memory_plan
@@ -19,8 +20,10 @@ from ..core.sequences.context import Context
 from ..core.sequences.embedding import (
     MEAN,
     NONE,
+    RANK,
     Embedder,
     embedding_fields,
+    no_texts,
     pooling_of,
     require_pooling,
     require_texts,
@@ -71,6 +74,10 @@ class Runtime:
             given.verbose,
         )
         self.pooling = pooling_of(self.model, given.pooling_type)
+        if self.pooling == RANK and not (self.model.ranks or given.vocab_only):
+            raise UnsupportedModelError(f"{self.model.path}: this model does not rank texts")
+        if self.gives_no_text:  # and has no session beside the one for them
+            self._planned = embedding_fields(given.session, self.pooling)
         self.adapters = Adapters(self.model)
         self.adapters.use(given.adapters)
         self.samplers = Samplers(self.model, given.last_n)
@@ -166,7 +173,7 @@ class Runtime:
     @property
     def gives_no_text(self) -> bool:
         """Does the model give vectors or scores, and no tokens?"""
-        return bool(self.model.is_encoder or self.model.ranks)
+        return no_texts(self.model) is not None
 
     def open_context(self) -> Context:
         """A context for one text at a time. Raises ValueError for a model without weights,

@@ -11,6 +11,7 @@ from ..core.gguf import Gguf
 from ..core.model import SPARSE_MODES
 from ..core.options import ALL_OLD
 from ..core.plan import memory_plan
+from ..core.sequences.embedding import MEAN, POOLINGS, embedding_fields
 from ..core.session import Session
 from ..core.ways import PARALLEL, Way
 from . import sequences
@@ -41,6 +42,28 @@ def session_fields(
     if "device" not in given.model:  # what `watch` sees takes memory from the beginning
         fields["record"] = lib.PI_RECORD_BITS
     return fields, n_pins
+
+
+def vector_fields(given: Options, n_ctx: int | None) -> dict[str, Any]:
+    """Fields of the session of a server's model that gives no text, by its file.
+
+    n_ctx: tokens of a text at most; None, or 0: as many as its authors take, or where the file does
+    not say that as many as a text of other models has. The options keep it.
+    """
+    with Gguf(given.model_path) as gguf:
+        n_asked = n_ctx or gguf.n_ctx_text or given.session["n_ctx"]
+        given.session["n_ctx"] = min(n_asked or gguf.n_ctx_train, gguf.n_ctx_train or n_asked)
+        found = gguf.value(f"{gguf.value('general.architecture')}.pooling_type")
+    pooling = given.pooling_type
+    if pooling < 0:
+        pooling = found if found in POOLINGS else MEAN
+    return embedding_fields(given.session, pooling)
+
+
+def gives_no_text(path: str | Path) -> bool:
+    """`Gguf.gives_no_text` of a file."""
+    with Gguf(path) as gguf:
+        return gguf.gives_no_text
 
 
 @contextmanager

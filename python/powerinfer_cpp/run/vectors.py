@@ -7,7 +7,7 @@ import numpy as np
 
 from ..core.errors import UnsupportedModelError
 from ..core.model import Model
-from ..core.sequences.embedding import NONE, RANK, Embedder
+from ..core.sequences.embedding import NONE, RANK, Embedder, Ids
 from ..text.inputs import TextInputs
 from ..text.prompts import Prompts, Text
 
@@ -45,10 +45,7 @@ class TextVectors:
                 "(pooling_type= overrides)"
             )
         ids = [self.inputs.ids(text, prompt, truncate) for text in texts]
-        lengths = [len(of) for of in ids]
-        if self.embedder.pooling == NONE:
-            return Made([self.embedder.rows(of) for of in ids], lengths)
-        return Made(self.embedder.pooled(ids, between=between), lengths)
+        return Made(self.computed(ids, None, between), [len(of) for of in ids])
 
     def rank(
         self,
@@ -68,12 +65,28 @@ class TextVectors:
         if not documents:
             return Made(np.empty(0, np.float32), [])
         ids, types = self.inputs.pairs(query, documents, instruction)
-        found = self.embedder.pooled(ids, types if self._model.is_encoder else None, between)
+        found = self.computed(ids, types, between)
+        return Made(self.scores(np.asarray(found), raw_scores), [len(of) for of in ids])
+
+    def computed(
+        self,
+        ids: Sequence[Ids],
+        types: Sequence[Ids] | None = None,
+        between: Callable[[], None] = lambda: None,
+    ) -> np.ndarray | list[np.ndarray]:
+        """float32 [texts, width]: what the model makes of texts, or of pairs with their token
+        types; without pooling [rows, n_embd] of each text. between: see `Embedder.pooled`."""
+        if self.embedder.pooling == NONE:
+            return [self.embedder.rows(of) for of in ids]
+        return self.embedder.pooled(ids, types if self._model.is_encoder else None, between)
+
+    def scores(self, found: np.ndarray, raw: bool) -> np.ndarray:
+        """[pairs]: of what was computed for them. raw: the model's numbers as they are."""
         # Two of yes and no: what a softmax of both gives yes is the sigmoid of the difference.
         scores = found[:, 0] - found[:, 1] if found.shape[1] == 2 else found[:, 0]
-        if not raw_scores and self._activation() == "sigmoid":
+        if not raw and self._activation() == "sigmoid":
             scores = 1 / (1 + np.exp(-scores.astype(np.float64)))
-        return Made(scores, [len(of) for of in ids])
+        return scores
 
     def _require_score(self) -> None:
         """Raises UnsupportedModelError for a head whose labels are not one, or yes and no."""

@@ -20,11 +20,13 @@ from .dialects.dialect import dialect_of
 from .errors import Refusal, log, refusal_of
 from .limits import Arriving, Body, Guard, Guarded, RawHeaders, owner_key
 from .models import Models
+from .recorded import Recorded
 from .routes.openapi import description
 from .routes.preparing import Preparing
 from .routes.route import Call, Route, as_json
 from .routes.states import Page, StateRoutes
 from .routes.texts import TextRoutes
+from .routes.vectors import VectorRoutes
 from .settings import Settings
 from .shares import ProcessorTime
 from .update_queues import UpdateQueues
@@ -68,9 +70,11 @@ class Server:
         self._turns: Counter[str] = Counter()  # requests of a sender that wait for time
         self._preparing = Preparing(self.models, settings)
         self._states = StateRoutes(self.models, settings, self._preparing)
-        self._texts = TextRoutes(self.models, settings, self.queues, self._preparing)
+        recorded = Recorded(settings.max_recorded)
+        texts = TextRoutes(self.models, settings, self.queues, self._preparing, recorded)
+        vectors = VectorRoutes(self.models, settings, self._preparing, recorded)
         described = Route("/openapi.json", "This description.", self._describe)
-        self.routes = [*self._texts.table(), *self._states.table(), described]
+        self.routes = [*texts.table(), *vectors.table(), *self._states.table(), described]
         self.page = page = Page(settings.page)
         self.app = Starlette(
             routes=[
@@ -147,7 +151,7 @@ class Server:
                 if refusal.status == 429:  # a client that asks again at once costs little
                     call.arriving.close()
                     await asyncio.sleep(REFUSED_SECONDS)
-                return route.dialect.refused(refusal)
+                return call.dialect.refused(refusal)
             finally:
                 call.arriving.close()
 

@@ -1,4 +1,4 @@
-"""Errors as clients get them: a status, and OpenAI's or Anthropic's body."""
+"""Errors as clients get them: a status, and the body of a dialect."""
 
 import logging
 from typing import Any
@@ -41,6 +41,16 @@ _OPENAI = {
     501: "not_supported_error",
     503: "unavailable_error",
 }
+_TOO_LONG = "context_length_exceeded"
+# Statuses and kinds of text-embeddings-inference, for ours.
+_TEI = {
+    400: (422, "Validation"),
+    413: (413, "Validation"),
+    429: (429, "Overloaded"),
+    500: (424, "Backend"),
+    501: (424, "Backend"),
+    503: (503, "Unhealthy"),
+}
 _ANTHROPIC = _OPENAI | {413: "request_too_large", 503: "overloaded_error"}
 
 
@@ -64,6 +74,19 @@ class Refusal(Exception):
         kind = _ANTHROPIC.get(self.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
+    def tei(self) -> dict[str, Any]:
+        """The body in the shape of text-embeddings-inference."""
+        return {"error": self.message, "error_type": self._of_tei()[1]}
+
+    def tei_status(self) -> int:
+        """Its status for that."""
+        return self._of_tei()[0]
+
+    def _of_tei(self) -> tuple[int, str]:
+        if self.code == _TOO_LONG:
+            return _TEI[413]
+        return _TEI.get(self.status, (self.status, "Validation"))
+
 
 def refusal_of(error: BaseException) -> Refusal:
     """What a client is told about an error: of faults of the server only their kind. These go to
@@ -71,7 +94,7 @@ def refusal_of(error: BaseException) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, ContextOverflowError):
-        return Refusal(400, str(error), code="context_length_exceeded")
+        return Refusal(400, str(error), code=_TOO_LONG)
     if isinstance(error, QueueFull):
         return Refusal(429, f"the server is busy: {error}")
     if isinstance(error, EngineDead):

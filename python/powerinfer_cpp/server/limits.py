@@ -25,7 +25,7 @@ from .settings import Settings
 RawHeaders = Sequence[tuple[bytes, bytes]]  # names in lower case
 LOCAL = ["127.0.0.1", "::1"]  # proxies on this machine
 LARGE = 64 << 10  # bytes; JSON of so many takes about a millisecond
-OPEN_PATHS = ("/", "/health", "/v1/health")  # and those of the page: no key is needed
+OPEN_PATHS = ("/", "/health", "/v1/health")  # and the page's: no key is needed to read them
 _OTHERS = bytes(set(range(256)) - set(b'"[]{}'))  # bytes that say nothing of the depth
 _STEPS = np.zeros(256, np.int8)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
@@ -69,12 +69,14 @@ class Guard:
             self._check_host(headers.get("host"))
             if origin is not None and not self._allows(origin, headers.get("host", "")):
                 raise Refusal(403, _FOREIGN)
-            if origin is None and not self._is_page(path):
+            reads = scope["method"] != "POST"  # texts for vectors are posted to the page's path
+            is_page = reads and self._is_page(path)
+            if origin is None and not is_page:
                 _check_site(headers)
             if scope["method"] == "OPTIONS":
                 allowed = _preflight(headers.get("access-control-request-headers"))
                 return Response(status_code=204, headers=allowed)
-            if path not in OPEN_PATHS and not self._is_page(path):
+            if not is_page and not (reads and path in OPEN_PATHS):
                 scope["owner"] = self._owner(scope["headers"])
         except Refusal as refusal:
             return dialect_of(path).refused(refusal)

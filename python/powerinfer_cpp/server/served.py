@@ -1,7 +1,6 @@
 """A model that many requests share: a scheduler writes their texts."""
 
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from ..core.errors import RequestError, about_request
 from ..core.logits import LogitsProcessor, StoppingCriteria
 from ..core.model import release
 from ..core.sampling import Sampling
-from ..core.sequences.embedding import normalized
+from ..core.sequences.embedding import no_texts
 from ..core.session import Session
 from ..run.engine import Engine
 from ..run.options import Options
@@ -21,19 +20,22 @@ from ..run.requests import Request, Ticket, Update, n_following
 from ..run.runtime import Runtime
 from ..run.scheduler import Scheduler
 from ..run.shared_session import (
+    gives_no_text,
     naming_fewer_texts,
     open_prefixes,
     rows_for_prefixes,
     session_fields,
+    vector_fields,
 )
-from ..run.vectors import TextVectors
 from ..text.chat import Message
 from ..text.grammar import LlamaGrammar
 from ..text.prompts import Text
 from ..text.thinking import Thinking
 from ..text.thought_limit import ThoughtLimit
 from ..text.tool_chat import Turn
+from .background import EMBEDDING
 from .units import Units
+from .vectors import Vectors
 
 
 class ServedModel:
@@ -44,10 +46,14 @@ class ServedModel:
     `Engine`. prefix_files: keep prefixes beyond the life of this object; owner_key: what an owner's
     are named by, the same in later lives. thinking: what requests begin with that do not say more
     of thoughts. chat_template: a Jinja template in place of the file's. omit_media: images and the
-    like that a user asks about are only named in the prompt, not refused. options: those of
-    `Llama`, which says what it raises; n_ctx is the context of each text.
+    like that a user asks about are only named in the prompt, not refused. n_ctx_vectors: tokens of
+    a text of a model that gives no text; None: as many as its authors take. options: those of
+    `Llama`, which says what it raises; n_ctx is the context of each text of other models.
 
-    units: what the view shows of it. engine: what runs the requests. scheduler: the engine's, for
+    A model that gives vectors or scores, and no text, has one session, for these: its scheduler
+    never gets a request.
+
+    units: what the view shows of it. vectors: of texts, and scores. engine: what runs the requests. scheduler: the engine's, for
     its counts; only the engine's thread may change it. prefixes: what keeps them on disk; None:
     nothing does.
     """
@@ -65,6 +71,7 @@ class ServedModel:
         thinking: Thinking | None = None,
         chat_template: str | None = None,
         omit_media: bool = False,
+        n_ctx_vectors: int | None = None,
         **options: Any,
     ):
         self.thinking, self.n_parallel = thinking or Thinking(), n_parallel
@@ -72,26 +79,32 @@ class ServedModel:
         given = Options(model_path, **options)
         if given.chat_handler is not None and given.named_format is None:
             raise ValueError("chat_handler: a server takes one that a formatter makes, no other")
-        fields, n_pins = session_fields(given, n_parallel, n_kv, prefix_files is not None)
-        self.records = "device" not in given.model
-        n_rows = 0
-        if prefix_files is not None:
+        no_text = gives_no_text(given.model_path)
+        keeps, n_rows = prefix_files is not None and not no_text, 0
+        if no_text:
+            fields, n_pins = vector_fields(given, n_ctx_vectors), 0
+        else:
+            fields, n_pins = session_fields(given, n_parallel, n_kv, keeps)
+        if keeps:
             n_rows = min(fields["n_ctx"], rows_for_prefixes(given, fields))
-        with naming_fewer_texts(given, n_parallel, n_kv, prefix_files is not None):
+        with naming_fewer_texts(given, n_parallel, n_kv, keeps):
             self.runtime = Runtime(given, fields, n_rows, n_parallel)
-            # Ctrl-C is the server's: the engine's thread is not the one that gets it.
-            self._session = Session(self.runtime.model, interruptible=False, **fields)
+            self.writes = not self.runtime.gives_no_text
+            if not self.writes:
+                fields, n_pins = vector_fields(given, n_ctx_vectors), 0
+            self.vectors = Vectors(self.runtime, fields["n_ctx"])
+            if self.vectors.ranks:
+                self.vectors.inputs.pairs("", [])  # refuses a file without a template for them
+            self._session = self._opened(fields)
         self.model, self.prompts = self.runtime.model, self.runtime.prompts
         if chat_template is not None:
             self.prompts.use_template(chat_template)
-        self._vectors: TextVectors | None = None
-        self._embedding = threading.Lock()
-        self.runtime.adapters.apply(self._session)
+        self.records = self.writes and "device" not in given.model
         if self.records:
             self._session.record(False)
         self.units = Units(self.model, self._session)
         self.prefixes = None
-        if prefix_files is not None:
+        if prefix_files is not None and self.writes:
             pins = range(fields["n_seq"] - n_pins, fields["n_seq"])
             self.prefixes = open_prefixes(
                 prefix_files, owner_key, self.runtime, self._session, fields, pins
@@ -108,6 +121,16 @@ class ServedModel:
         self.engine = Engine(self.scheduler, deliver)
         if self.prefixes is not None:
             self.prefixes.start(self.engine, self.scheduler.keep_with(self.prefixes))
+
+    def _opened(self, fields: Mapping[str, Any]) -> Session:
+        """The session of the scheduler, with the model's adapters."""
+        if not self.writes:
+            # In a thread whose priority its threads get: others may write texts.
+            return EMBEDDING.call(self.vectors.open).embedder.session
+        # Ctrl-C is the server's: the engine's thread is not the one that gets it.
+        session = Session(self.runtime.model, interruptible=False, **fields)
+        self.runtime.adapters.apply(session)
+        return session
 
     @property
     def n_ctx(self) -> int:
@@ -147,6 +170,7 @@ class ServedModel:
             found = self.prompts.processors(None, logit_bias, grammar, limit)
             return None if found is None else _Asked(found)
 
+        self._check_writes()
         with about_request():
             if suffix is None:
                 ids = self._checked_ids(prompt)
@@ -193,6 +217,7 @@ class ServedModel:
     ) -> Turn:
         """The prompt of a chat, and how its answer is constrained and read; arguments as for
         `create_chat_completion`. Raises RequestError for what cannot be used."""
+        self._check_writes()
         with about_request():
             return self.prompts.turn(
                 messages, tools, tool_choice, grammar, parallel_tool_calls, thinking=thinking
@@ -214,23 +239,6 @@ class ServedModel:
             return self.thinking.budget != 0 and prompt(None) != without
         except RequestError:  # a template that refuses this chat
             return None
-
-    def embedding(self, prompt: Text) -> tuple[np.ndarray, int]:
-        """A text's vector, scaled to length 1: float32 [n_embd]; and its number of tokens.
-
-        The first call opens a session for this. Raises RequestError for a text without tokens and
-        for a model that ranks texts, ContextOverflowError for a text that is too long, and
-        OutOfMemoryError.
-        """
-        with about_request():
-            self._checked_ids(prompt)
-        with self._embedding:
-            self.runtime.in_use.check()
-            if self._vectors is None:
-                self._vectors = self.runtime.open_vectors()
-            with about_request():
-                made = self._vectors.embed([prompt], truncate=False)
-        return normalized(made.values[0]), made.n_tokens[0]
 
     def reserve(self, what: str, n_bytes: int) -> Callable[[], None]:
         """Reserves bytes of the model's budget; what it gives releases them. Raises
@@ -277,6 +285,11 @@ class ServedModel:
         found = self.model.storage()
         return found is not None and found.unit == "experts"
 
+    def _check_writes(self) -> None:
+        """Raises RequestError for a model that gives no text."""
+        if words := no_texts(self.model):
+            raise RequestError(words)
+
     def _checked_ids(self, prompt: Text) -> list[int]:
         """The ids of a prompt. Raises ValueError for ids that the model does not have: the engine
         would refuse all that it computes with them."""
@@ -290,7 +303,8 @@ class ServedModel:
         if self.prefixes is not None:
             self.prefixes.close()
         self.engine.close()
-        self._session.close()
+        if self.writes:  # else the runtime closes it, when no call uses it any more
+            self._session.close()
         self.runtime.close()
 
     def __enter__(self) -> "ServedModel":

@@ -26,8 +26,9 @@ class Settings:
     api_keys: whoever has none of them is refused; empty: anybody is served. hosts: names in the
     header Host that are this server; empty: only loopback names and addresses. origins: of pages
     that may use it, beside its own. page: is there one of its own. proxies: addresses and networks
-    whose X-Forwarded-For says who asks; None: this machine's. defaults: of requests. Sizes are
-    bytes, times seconds.
+    whose X-Forwarded-For says who asks; None: this machine's. defaults: of requests that write
+    texts. truncate, embd_normalize: of vectors of requests that do not say it; the latter as
+    llama.cpp's: -1 none, 0 by the largest, else a norm. Sizes are bytes, times seconds.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -36,6 +37,8 @@ class Settings:
     proxies: tuple[str, ...] | None = None
     page: bool = True
     defaults: Defaults = Defaults()
+    truncate: bool = False
+    embd_normalize: int = 2
     max_body: int = 8 << 20
     max_bodies: int = 256 << 20  # of all bodies that are arriving
     max_depth: int = 64  # of JSON

@@ -1,7 +1,7 @@
 """What a model that gives vectors or scores reads: texts with prompts, and pairs of texts."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from ..core.errors import ContextOverflowError, UnsupportedModelError
@@ -26,8 +26,10 @@ class TextInputs:
 
     max_tokens: of a text, with those that the tokenizer adds: the context of the session that will
     compute them. prompts: by name, as sentence-transformers has them; default_prompt: the
-    name of the one that texts get otherwise.
+    name of the one that texts get otherwise. kinds: what `prompt_for` takes beside their names.
     """
+
+    kinds = tuple(_KINDS)
 
     def __init__(self, model: Model, prompts: Prompts, n_ctx: int):
         self._model, self._prompts = model, prompts
@@ -57,23 +59,27 @@ class TextInputs:
         the default."""
         return self.prompt(next((n for n in _KINDS.get(kind, (kind,)) if n in self.prompts), None))
 
-    def ids(self, text: Text, prompt: str = "", truncate: bool = True) -> list[int]:
+    def ids(
+        self, text: Text, prompt: str = "", truncate: bool = True, most: int | None = None
+    ) -> list[int]:
         """The ids of a text with its prompt, and of what the tokenizer puts around them; given ids
         as they are. truncate: cut a text that is too long, of which the last token stays if the
-        tokenizer adds it; else ContextOverflowError."""
+        tokenizer adds it; else ContextOverflowError. most: tokens from where on it is too long;
+        None, or more than max_tokens: these."""
         if isinstance(text, str | bytes):
             data = encoded(prompt) + encoded(text)
             ids = self._prompts.tokenize(data, special=True)
             last = int(self._model.add_eos)
         else:
             ids, last = as_tokens(text, "input").tolist(), 0
-        if len(ids) <= self.max_tokens:
+        room = self.max_tokens if most is None else min(most, self.max_tokens)
+        if len(ids) <= room:
             return ids
         if not truncate:
             raise ContextOverflowError(
-                f"a text of {len(ids)} tokens exceeds the {self.max_tokens} of this model"
+                f"a text of {len(ids)} tokens exceeds the {room} of this model"
             )
-        return ids[: self.max_tokens - last] + ids[len(ids) - last :]
+        return ids[: max(0, room - last)] + ids[len(ids) - last :]
 
     # ---- Pairs ---------------------------------------------------------------------------
 
@@ -89,16 +95,24 @@ class TextInputs:
         return int(found[0].shape[0]) if found else 1
 
     def pairs(
-        self, query: str, documents: Sequence[str], instruction: str | None = None
+        self,
+        query: str,
+        documents: Sequence[str],
+        instruction: str | None = None,
+        truncate: bool = True,
+        most: int | None = None,
     ) -> tuple[list[list[int]], list[list[int]]]:
         """The ids and the token types of a query with each document.
 
-        Of a pair that is too long the document is cut. instruction: what the model is to judge, in
-        place of its template's. Raises ContextOverflowError if the query leaves no room, ValueError
-        for an instruction that the model has no place for.
+        Of a pair that is too long the document is cut, unless truncate is False. instruction: what
+        the model is to judge, in place of its template's. most: tokens to which documents are cut
+        in any case. Raises ContextOverflowError if the query leaves no room and for pairs that must
+        not be cut, ValueError for an instruction that the model has no place for.
         """
+        if most is not None:
+            documents = [self._begin_of(document, most) for document in documents]
         if self._template is not None:
-            return self._filled(query, documents, instruction)
+            return self._filled(query, documents, instruction, truncate)
         if instruction is not None:
             raise ValueError("instruction: this model's pairs have no place for one")
         if not self._model.is_encoder:
@@ -106,10 +120,10 @@ class TextInputs:
                 f"{self._model.path}: there is no template of pairs "
                 "(tokenizer.chat_template.rerank)"
             )
-        return self._joined(query, documents)
+        return self._joined(query, documents, truncate)
 
     def _joined(
-        self, query: str, documents: Sequence[str]
+        self, query: str, documents: Sequence[str], truncate: bool
     ) -> tuple[list[list[int]], list[list[int]]]:
         """An encoder's: BOS, query, EOS, perhaps the separator, document, EOS."""
         value, model = self._model.gguf.value, self._model
@@ -122,13 +136,15 @@ class TextInputs:
         room = self._room(len(first) + len(behind))
         ids, types = [], []
         for document in documents:
-            second = self._prompts.tokenize(encoded(document), False, True)[:room] + behind
+            own = self._prompts.tokenize(encoded(document), False, True)
+            self._check_pair(len(first) + len(own) + len(behind), truncate)
+            second = own[:room] + behind
             ids.append(first + second)
             types.append([0] * len(first) + [int(self._n_types > 1)] * len(second))
         return ids, types
 
     def _filled(
-        self, query: str, documents: Sequence[str], instruction: str | None
+        self, query: str, documents: Sequence[str], instruction: str | None, truncate: bool
     ) -> tuple[list[list[int]], list[list[int]]]:
         """A template's: the texts in it are no control tokens."""
         template = self._template or ""
@@ -141,6 +157,7 @@ class TextInputs:
         ids = []
         for document in documents:
             found = self._segments(template, {**texts, "document": document})
+            self._check_pair(len(found), truncate)
             if len(found) > self.max_tokens:
                 self._room(len(self._segments(template, {**texts, "document": ""})))
                 found = self._fitting(template, texts, document)
@@ -149,12 +166,20 @@ class TextInputs:
 
     def _fitting(self, template: str, texts: dict[str, str], document: str) -> list[int]:
         """With as much of the document as there is room for."""
-        fits, beyond = 0, len(document)
-        while beyond - fits > 1:
-            n = (fits + beyond) // 2
-            found = self._segments(template, {**texts, "document": document[:n]})
-            fits, beyond = (n, beyond) if len(found) <= self.max_tokens else (fits, n)
-        return self._segments(template, {**texts, "document": document[:fits]})
+
+        def filled(part: str) -> list[int]:
+            return self._segments(template, {**texts, "document": part})
+
+        fits = _longest(document, lambda part: len(filled(part)) <= self.max_tokens)
+        return filled(fits)
+
+    def _begin_of(self, document: str, most: int) -> str:
+        """So many tokens of a document at most, as whole characters."""
+
+        def fits(part: str) -> bool:
+            return len(self._prompts.tokenize(encoded(part), False, True)) <= most
+
+        return document if fits(document) else _longest(document, fits)
 
     def _segments(self, template: str, texts: dict[str, str]) -> list[int]:
         """The ids of a template with its texts: its own control tokens, and the text between."""
@@ -174,9 +199,24 @@ class TextInputs:
         names = [n for n in found if len(self._prompts.tokenize(n.encode(), False, True)) == 1]
         return re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)()")
 
+    def _check_pair(self, n: int, truncate: bool) -> None:
+        if n > self.max_tokens and not truncate:
+            raise ContextOverflowError(
+                f"a pair of {n} tokens exceeds the {self.max_tokens} of this model"
+            )
+
     def _room(self, taken: int) -> int:
         if taken >= self.max_tokens:
             raise ContextOverflowError(
                 f"the query leaves no room for a document: {taken} of {self.max_tokens} tokens"
             )
         return self.max_tokens - taken
+
+
+def _longest(text: str, fits: Callable[[str], bool]) -> str:
+    """The longest beginning of a text that fits; the text itself does not."""
+    shorter, longer = 0, len(text)
+    while longer - shorter > 1:
+        n = (shorter + longer) // 2
+        shorter, longer = (n, longer) if fits(text[:n]) else (shorter, n)
+    return text[:shorter]

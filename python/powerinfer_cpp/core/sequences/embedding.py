@@ -1,5 +1,6 @@
 """Vectors and scores of texts, from a session that gives these instead of logits."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..session import Session
 from .adapters import Adapters
 
 POOLINGS = NONE, MEAN, CLS, LAST, RANK = 0, 1, 2, 3, 4  # llama.cpp's numbers; -1: the file's
+POOLING_NAMES = {NONE: "none", MEAN: "mean", CLS: "cls", LAST: "last", RANK: "rank"}
 _TEXTS = 16  # that a call computes together, at most; each has a page of keys and values of its own
 _PAGE = 64  # positions
 
@@ -67,8 +69,8 @@ class Embedder:
         self._model, self.pooling = model, pooling
         self.session = Session(model, **embedding_fields(fields, pooling))
         self.n_ctx = self.session.n_ctx
-        self.width = self.session.pooled_width  # of a vector, or scores of a pair
-        self._most = 1 if model.has_states else _TEXTS
+        self.width = self.session.pooled_width or model.n_embd  # of a vector, or scores of a pair
+        self._most = 1 if pooling == NONE or model.has_states else _TEXTS
         last_rows = pooling in (LAST, RANK) and not model.is_encoder
         self._shares = last_rows and not model.has_states
 
@@ -114,7 +116,7 @@ class Embedder:
             between()
             self.session.eval(np.asarray(texts[0][:shared], np.int32))
         try:
-            for group in self._groups([len(text) for text in texts], shared):
+            for group in self.groups([len(text) for text in texts], shared=shared):
                 between()
                 if shared:
                     for sequence in range(len(group)):
@@ -147,22 +149,29 @@ class Embedder:
         n = next((i for i in range(end) if low[i] != high[i]), end)
         return n if n >= _PAGE else 0
 
-    def _groups(self, lengths: list[int], shared: int) -> Iterator[list[int]]:
-        """Texts of calls, by number, long ones first. shared: leading ids that are computed."""
-        n_batch, most, takes = self.session.n_batch, self._most, lengths
+    def groups(
+        self,
+        lengths: Sequence[int],
+        most: Callable[[], int | None] = lambda: None,
+        shared: int = 0,
+    ) -> Iterator[list[int]]:
+        """Texts of calls of the engine, by number, long ones first. lengths: tokens of each. most:
+        tokens of a call of several texts, asked before each; None: as many as it may have. shared:
+        leading ids that are computed."""
+        n_batch, n_texts, takes = self.session.n_batch, self._most, lengths
         if shared:  # the rest of a text is in pages of its own, the first one of which is a copy
             own = shared // _PAGE * _PAGE
             takes = [-(-(length - own) // _PAGE) * _PAGE for length in lengths]
-            n_batch, most = min(n_batch, self.session.free_positions()), most - 1
-        group: list[int] = []
-        n = 0
-        for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-            if group and (n + takes[i] > n_batch or len(group) == most):
-                yield group
-                group, n = [], 0
-            group.append(i)
-            n += takes[i]
-        if group:
+            n_batch, n_texts = min(n_batch, self.session.free_positions()), n_texts - 1
+        order = deque(sorted(range(len(lengths)), key=lambda i: -lengths[i]))
+        while order:
+            wanted = most()
+            n_most = n_batch if wanted is None else min(n_batch, wanted)
+            group = [order.popleft()]
+            n = takes[group[0]]
+            while order and len(group) < n_texts and n + takes[order[0]] <= n_most:
+                n += takes[order[0]]
+                group.append(order.popleft())
             yield group
 
     def _check(self, ids: Ids) -> None:
@@ -174,11 +183,18 @@ class Embedder:
             )
 
 
-def require_texts(model: Model) -> None:
-    """Raises UnsupportedModelError for a model that gives no tokens."""
+def no_texts(model: Model) -> str | None:
+    """What to say of a model that gives no tokens; None: it gives some."""
     if model.is_encoder or model.ranks:
         what = "scores of pairs of texts" if model.ranks else "vectors of texts"
-        raise UnsupportedModelError(f"{model.path}: this model gives {what}, and writes no texts")
+        return f"this model gives {what}, and writes no texts"
+    return None
+
+
+def require_texts(model: Model) -> None:
+    """Raises UnsupportedModelError for a model that gives no tokens."""
+    if words := no_texts(model):
+        raise UnsupportedModelError(f"{model.path}: {words}")
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:

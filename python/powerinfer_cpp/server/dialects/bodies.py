@@ -295,15 +295,6 @@ class ChatBody(_Texts, kw_only=True):
     top_logprobs: int | None = None
 
 
-class EmbeddingBody(msgspec.Struct, kw_only=True):
-    """POST /v1/embeddings."""
-
-    input: Inputs
-    model: str | None = None
-    encoding_format: str | None = None
-    dimensions: int | None = None
-
-
 class ModelBody(msgspec.Struct, kw_only=True):
     """POST /models/load and /models/unload."""
 

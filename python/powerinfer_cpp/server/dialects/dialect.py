@@ -13,25 +13,31 @@ from ..errors import Refusal
 @dataclass(frozen=True)
 class Dialect:
     """A protocol. body: of the response to a request that is not served. event: the name of such an
-    event in a stream; None: events have no names. root: its paths; "" for all others. bare: are
-    they served without /v1, too?"""
+    event in a stream; None: events have no names. bare: are its paths served without /v1, too?
+    status: of that response."""
 
     body: Callable[[Refusal], Any]
     event: str | None
-    root: str
     bare: bool
+    status: Callable[[Refusal], int] = lambda refusal: refusal.status
 
     def refused(self, refusal: Refusal) -> Response:
         """The response for a refusal."""
-        headers = {"retry-after": "1"} if refusal.status in (429, 503) else {}
+        status = self.status(refusal)
+        headers = {"retry-after": "1"} if status in (429, 503) else {}
         data = msgspec.json.encode(self.body(refusal))
-        return Response(data, refusal.status, headers, media_type="application/json")
+        return Response(data, status, headers, media_type="application/json")
 
 
-OPENAI = Dialect(Refusal.openai, None, "", bare=True)
-ANTHROPIC = Dialect(Refusal.anthropic, "error", "/v1/messages", bare=False)
+OPENAI = Dialect(Refusal.openai, None, bare=True)
+ANTHROPIC = Dialect(Refusal.anthropic, "error", bare=False)
+# Of text-embeddings-inference, Hugging Face's server.
+TEI = Dialect(Refusal.tei, None, bare=False, status=Refusal.tei_status)
+_OF_TEI = ("/", "/embed", "/info")
 
 
 def dialect_of(path: str) -> Dialect:
     """That of a path, also of one where nothing is."""
-    return ANTHROPIC if path.startswith(ANTHROPIC.root) else OPENAI
+    if path in _OF_TEI:
+        return TEI
+    return ANTHROPIC if path.startswith("/v1/messages") else OPENAI

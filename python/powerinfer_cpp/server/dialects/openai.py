@@ -1,8 +1,7 @@
-"""OpenAI's completions, chats and embeddings."""
+"""OpenAI's completions and chats."""
 
-import base64
 import copy
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,6 @@ from ...run.requests import Ticket
 from ...text.completion import ChatDicts, CompletionDicts, Dicts, Piece, usage
 from ...text.grammar import LlamaGrammar
 from ...text.tool_chat import Turn
-from ..answering import encode
 from ..errors import Refusal
 from ..recorded import check_recorded, packed
 from ..served import ServedModel
@@ -20,7 +18,6 @@ from .asked import constraint, text_options, time_limit
 from .bodies import (
     ChatBody,
     CompletionBody,
-    EmbeddingBody,
     TemplateBody,
     check_limits,
     check_top,
@@ -31,8 +28,6 @@ from .infill import check_suffix
 from .offered import Offered, choice_of
 
 Prompt = str | list[int]
-
-NUMBER_BYTES = 24  # of a number as JSON, with its comma
 
 
 class OpenAIForm(Form):
@@ -262,46 +257,3 @@ def turn_of(
         grammar,
         body.thinking(model.thinking),
     )
-
-
-def embedding_inputs(model: ServedModel, body: EmbeddingBody, settings: Settings) -> list[Prompt]:
-    """What a body asks for. Raises Refusal for what cannot be served."""
-    if body.encoding_format not in (None, "float", "base64"):
-        raise Refusal(400, "encoding_format must be float or base64", "encoding_format")
-    if body.dimensions not in (None, model.model.n_embd):
-        raise Refusal(400, f"this model has {model.model.n_embd} dimensions", "dimensions")
-    inputs = prompts_of(body.input, settings, "input")
-    if embedding_bytes(model, len(inputs)) > settings.max_recorded:
-        raise Refusal(400, "input has too many entries for --max-recorded", "input")
-    return inputs
-
-
-def embedding_bytes(model: ServedModel, n: int) -> int:
-    """Bytes of so many embeddings as JSON, at most."""
-    return n * model.model.n_embd * NUMBER_BYTES
-
-
-async def embeddings(
-    model: ServedModel,
-    name: str,
-    body: EmbeddingBody,
-    inputs: Sequence[Prompt],
-    in_turn: Callable[[Callable[[int], tuple[Any, int]], int], Awaitable[tuple[Any, int]]],
-) -> bytes:
-    """The answer with embeddings as JSON: one vector of length 1 per input. Can be cancelled
-    between two. in_turn: runs the work for an input in a thread, when it is its turn."""
-
-    def entry(i: int) -> tuple[Any, int]:
-        vector, length = model.embedding(inputs[i])
-        shown: Sequence[float] | str = vector.tolist()
-        if body.encoding_format == "base64":
-            shown = base64.b64encode(vector.astype("<f4").tobytes()).decode()
-        return packed({"object": "embedding", "index": i, "embedding": shown}), length
-
-    data, n = [], 0
-    for i in range(len(inputs)):
-        one, length = await in_turn(entry, i)
-        data.append(one)
-        n += length
-    usage = {"prompt_tokens": n, "total_tokens": n}
-    return encode({"object": "list", "data": data, "model": name, "usage": usage})

@@ -47,6 +47,12 @@ class Call:
         return str(self.request.scope.get("sender", ""))
 
     @property
+    def dialect(self) -> Dialect:
+        """How it is refused: some paths have bodies of two dialects."""
+        found: Dialect = getattr(self.body, "dialect", self.route.dialect)
+        return found
+
+    @property
     def cost(self) -> Cost:
         """What is to be done for it."""
         asks = getattr(self.body, "asks_for_grammar", False)

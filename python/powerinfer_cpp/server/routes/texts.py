@@ -1,18 +1,16 @@
-"""Routes that write texts, and that count them or turn them into tokens and vectors."""
+"""Routes that write texts, and that count them or turn them into tokens."""
 
-import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 
 from starlette.responses import Response
 
 from ...core.errors import about_request
-from ..answering import WholeResponse, encode
+from ..answering import encode
 from ..dialects import openai
 from ..dialects.bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
-    EmbeddingBody,
     TemplateBody,
     TokenizeBody,
     check_adapters,
@@ -38,11 +36,15 @@ class TextRoutes:
     """What is asked of a model about texts, in all dialects."""
 
     def __init__(
-        self, models: Models, settings: Settings, queues: UpdateQueues, preparing: Preparing
+        self,
+        models: Models,
+        settings: Settings,
+        queues: UpdateQueues,
+        preparing: Preparing,
+        recorded: Recorded,
     ):
         self._models, self._settings, self._queues = models, settings, queues
-        self._preparing = preparing
-        self._recorded = Recorded(settings.max_recorded)
+        self._preparing, self._recorded = preparing, recorded
 
     def table(self) -> list[Route]:
         """The routes."""
@@ -124,7 +126,6 @@ class TextRoutes:
                 TemplateBody,
                 cost=chat,
             ),
-            Route("/v1/embeddings", "Vectors of texts (OpenAI).", self._embeddings, EmbeddingBody),
             Route("/tokenize", "The ids of a text.", self._tokenize, TokenizeBody),
             Route("/detokenize", "The text of ids.", self._detokenize, DetokenizeBody),
         ]
@@ -155,19 +156,6 @@ class TextRoutes:
             return json({**head, "input_tokens": n})
 
         return serve
-
-    async def _embeddings(self, call: Call) -> Response:
-        body, name = call.body, self._models.name_of(call.model)
-        model = self._models.get(call.model)
-        inputs = openai.embedding_inputs(model, body, self._settings)
-        n_bytes = openai.embedding_bytes(model, len(inputs))
-        taken = self._recorded.take(call.sender, n_bytes, model.reserve)
-
-        def work() -> Awaitable[bytes]:
-            in_turn = functools.partial(self._preparing.embedded, call.sender)
-            return openai.embeddings(model, name, body, inputs, in_turn)
-
-        return WholeResponse(work, call.route.dialect, taken.close)
 
     async def _tokenize(self, call: Call) -> Response:
         body, model = call.body, self._models.get(call.model)
