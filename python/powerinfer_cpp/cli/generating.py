@@ -15,6 +15,7 @@ from typing import Any
 from .. import hub
 from ..core.log import say, warnings_told
 from ..core.sampling import Sampling, by_letters
+from ..core.sequences.embedding import require_texts
 from ..llama import Llama
 from ..text.grammar import LlamaGrammar
 from . import moved_experts
@@ -271,6 +272,7 @@ def open_model(args: argparse.Namespace) -> Iterator[Llama]:
     with warnings_told():
         llm = Llama(path, n_ctx=n_ctx, draft_model=draft_of(args), **options)
     with llm:
+        require_texts(llm._model)
         yield llm
 
 

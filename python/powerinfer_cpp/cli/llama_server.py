@@ -226,8 +226,6 @@ _REFUSED: Mapping[str, str] = {
         --mcp-servers-config FILE
         --mcp-servers-json JSON
         -ag, --agent""",
-    "there is no such route": "--rerank, --reranking",
-    "embeddings have the length 1": "--embd-normalize N",
     "text only: download no such file": "-mmu, --mmproj-url URL",
     "give each model with -m NAME=FILE": """
         --models-dir FOLDER

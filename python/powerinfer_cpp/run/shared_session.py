@@ -66,6 +66,12 @@ def gives_no_text(path: str | Path) -> bool:
         return gguf.gives_no_text
 
 
+def knows_its_texts(path: str | Path) -> bool:
+    """Does a file whose model gives no text say how long its texts may be?"""
+    with Gguf(path) as gguf:
+        return gguf.gives_no_text and gguf.n_ctx_text > 0
+
+
 @contextmanager
 def naming_fewer_texts(
     given: Options, n_parallel: int, n_kv: int | None, keeps_prefixes: bool

@@ -55,7 +55,26 @@ def model_entry(of: Models, name: str, began: int) -> dict[str, Any]:
         "chat_format": of.chat_formats[name],
     }
     model = of.all().get(name)
-    return entry if model is None else {**entry, "meta": meta(model)}
+    if model is None:
+        return entry
+    of_vectors = vectors(model)
+    if not model.writes:
+        entry["architecture"] = {**_TEXT_ONLY, "output_modalities": of_vectors["capabilities"]}
+    return {**entry, **of_vectors, "meta": meta(model)}
+
+
+def vectors(model: ServedModel) -> dict[str, Any]:
+    """What a model gives, and what it makes of texts: capabilities in Ollama's words."""
+    of = model.vectors
+    chats = ["tools"] if model.prompts.chats_with is not None else []
+    kind = ["rerank"] if of.ranks else ["embedding"]
+    return {
+        "capabilities": ["completion", *chats] if model.writes else kind,
+        "pooling": of.pooling,
+        "dimensions": None if of.ranks else of.width,
+        "max_tokens": of.inputs.max_tokens,
+        "prompts": list(of.inputs.prompts),
+    }
 
 
 def meta(model: ServedModel) -> dict[str, Any]:
@@ -91,7 +110,6 @@ def _as_llama_cpp(of: Models, entry: Mapping[str, Any]) -> dict[str, Any]:
         "parameter_size": f"{n_params / 1e9:.1f}B" if n_params >= 1e9 else f"{n_params / 1e6:.0f}M",
         "quantization_level": about.get("ftype", ""),
     }
-    chats = ["tools"] if entry["chat_format"] is not None else []
     return {
         "name": name,
         "model": name,
@@ -101,7 +119,7 @@ def _as_llama_cpp(of: Models, entry: Mapping[str, Any]) -> dict[str, Any]:
         "type": "model",
         "description": "",
         "tags": [],
-        "capabilities": ["completion", *chats],
+        "capabilities": entry.get("capabilities", []),
         "parameters": "",
         "details": details,
     }
@@ -123,8 +141,9 @@ def props(model: ServedModel, name: str, settings: Settings) -> dict[str, Any]:
         "chat_template": source,
         **({} if special is None else {"chat_template_tool_use": special}),
         "chat_template_caps": abilities(model.prompts.format(None)),
-        "chat_format": model.prompts.chats_with,
+        "chat_format": model.prompts.chats_with if model.writes else None,
         "enable_thinking": model.thinks,
+        **vectors(model),
         **special_tokens(model),
         "build_info": f"powerinfer_cpp {__version__}",
         "is_sleeping": False,

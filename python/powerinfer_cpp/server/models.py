@@ -95,19 +95,19 @@ class Models:
             model.close()
 
     def _chat_format(self, path: Path) -> str | None:
-        named: str | None = self._options.get("chat_format")
-        if named is not None or self._options.get("chat_handler") is not None:
-            return named or "handler"
-        if self._options.get("chat_template") is not None:
-            return "template"
         key = "tokenizer.chat_template"
         override = (self._options.get("kv_overrides") or {}).get(key)
         try:
             with Gguf(path) as gguf:
+                if gguf.gives_no_text:
+                    return None
                 found = has_template(gguf.value(key) if override is None else override)
         except (OSError, ValueError, MemoryError):
             return None  # loading will tell
-        return "template" if found else None
+        named: str | None = self._options.get("chat_format")
+        if named is not None or self._options.get("chat_handler") is not None:
+            return named or "handler"
+        return "template" if found or self._options.get("chat_template") is not None else None
 
     def _load(self) -> None:
         for i, (name, path) in enumerate(self._paths.items()):

@@ -14,6 +14,7 @@ import uvicorn
 from ..core.log import tell
 from ..core.plan import from_storage
 from ..core.printable import printable
+from ..core.sequences.embedding import no_texts
 from ..core.system import allow_many_files, n_open_files
 from ..text.chat import FALLBACK
 from .app import Server
@@ -173,8 +174,10 @@ class Uvicorn(uvicorn.Server):
             for name, model in self._of.models.all().items():
                 if words := from_storage(model.runtime.plan()):
                     tell(printable(f"{name} {words} (--plan says what it takes)"))
-            for name, found in self._of.models.chat_formats.items():
-                if found is None:
+                if not model.writes:
+                    route = "rerank" if model.vectors.ranks else "embeddings"
+                    tell(printable(f"{name}: {no_texts(model.model)} (POST /v1/{route})"))
+                elif self._of.models.chat_formats[name] is None:
                     tell(printable(_WITHOUT_CHATS.format(name)))
             print(f"serving {', '.join(self._of.models.names)} at {self.url}", flush=True)
         return await super().on_tick(counter)

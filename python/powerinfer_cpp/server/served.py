@@ -53,9 +53,9 @@ class ServedModel:
     A model that gives vectors or scores, and no text, has one session, for these: its scheduler
     never gets a request.
 
-    units: what the view shows of it. vectors: of texts, and scores. engine: what runs the requests. scheduler: the engine's, for
-    its counts; only the engine's thread may change it. prefixes: what keeps them on disk; None:
-    nothing does.
+    units: what the view shows of it. vectors: of texts, and scores. writes: does it give text?
+    engine: what runs the requests. scheduler: the engine's, for its counts; only the engine's
+    thread may change it. prefixes: what keeps them on disk; None: nothing does.
     """
 
     def __init__(

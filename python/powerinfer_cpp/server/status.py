@@ -115,6 +115,16 @@ def _counts(model: ServedModel, at: Snapshot) -> list[tuple[str, str, float]]:
         ("powerinfer:neurons_computed", "Neurons that tokens computed.", computed),
         ("powerinfer:neurons_possible", "The same without sparsity.", possible),
     ]
+    vectors = model.vectors.counts
+    found += [
+        (
+            "powerinfer:vectors",
+            "Texts, or pairs of them, of which vectors or scores were computed.",
+            vectors.n_texts,
+        ),
+        ("powerinfer:vectors_tokens", "Tokens of these.", vectors.n_tokens),
+        ("powerinfer:vectors_seconds", "Seconds for them.", vectors.seconds),
+    ]
     if model.prefixes is not None:
         counts = model.prefixes.counts
         to_disk, from_disk = "Prompt tokens that were written", "Prompt tokens that were read"

@@ -18,8 +18,6 @@ from ..text.inputs import TextInputs
 CALL_SECONDS = 0.1
 LEAST_TOKENS = 64
 
-# Runs work in a thread, when it is the sender's turn.
-InTurn = Callable[..., Awaitable[Any]]
 Values = np.ndarray | list[np.ndarray]
 
 
@@ -34,6 +32,14 @@ class Asked:
     def n_tokens(self) -> int:
         """Of all of them."""
         return sum(map(len, self.ids))
+
+
+@dataclass(frozen=True)
+class Turns:
+    """run: runs work in a thread, when it is the sender's turn. busy: are texts written now?"""
+
+    run: Callable[..., Awaitable[Any]]
+    busy: Callable[[], bool]
 
 
 @dataclass
@@ -117,12 +123,10 @@ class Vectors:
         """[pairs]: of what was computed for them; see `TextVectors.scores`."""
         return self.open().scores(np.asarray(found), raw)
 
-    async def calls(
-        self, asked: Asked, in_turn: InTurn, busy: Callable[[], bool]
-    ) -> AsyncIterator[tuple[list[int], Values]]:
+    async def calls(self, asked: Asked, turns: Turns) -> AsyncIterator[tuple[list[int], Values]]:
         """Call after call: the numbers of its texts, and what the model makes of them. Who goes
         away between two gets no more computed."""
         if not self.is_open:
-            await in_turn(self.open)
-        for group in self.groups(asked, busy):
-            yield group, await in_turn(self.computed, asked, group)
+            await turns.run(self.open)
+        for group in self.groups(asked, turns.busy):
+            yield group, await turns.run(self.computed, asked, group)

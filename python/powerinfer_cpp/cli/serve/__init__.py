@@ -2,9 +2,10 @@
 
 import argparse
 import ipaddress
+import re
 
 from ...core.options import MOST_GIB
-from ...core.sequences.embedding import CLS, LAST, MEAN
+from ...core.sequences.embedding import MOST_NORM, POOLING_NAMES
 from ...run.context_size import ENOUGH
 from .. import chat_options, llama_server, moved_experts
 from ..common import (
@@ -30,7 +31,7 @@ LOAD_MODES = {
     "mlock": (False, True),
     "mmap+mlock": (True, True),
 }
-POOLINGS = {"mean": MEAN, "cls": CLS, "last": LAST}
+POOLINGS = {name: number for number, name in POOLING_NAMES.items()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,7 +143,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pooling",
         choices=POOLINGS,
-        help="what becomes of a text's vectors in embeddings (default: as the file says, or mean)",
+        help="what becomes of the vectors of a text's tokens (default: as the file says, or mean)",
+    )
+    parser.add_argument(
+        "--rerank",
+        "--reranking",
+        action="store_const",
+        dest="pooling",
+        const="rank",
+        help="as --pooling rank: what models that rank do by themselves",
+    )
+    parser.add_argument(
+        "--embd-normalize",
+        type=_norm,
+        default=2,
+        metavar="N",
+        help="vectors are scaled to: 2 length 1 (default), -1 not at all, 0 32760 for the largest "
+        "number, 1 and others that norm",
+    )
+    parser.add_argument(
+        "--truncate",
+        action="store_true",
+        help="texts that are too long for a vector are cut, not refused",
     )
     parser.add_argument(
         "--spm-infill", action="store_true", help="infill: the text behind comes first"
@@ -205,6 +227,13 @@ def _gib(text: str) -> float:
     if not 0 < found < MOST_GIB:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of GiB above 0")
     return found
+
+
+def _norm(text: str) -> int:
+    """A norm of vectors. Raises argparse's error for what is none."""
+    if not re.fullmatch(r"-1|\d{1,2}", text) or int(text) > MOST_NORM:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of -1 to {MOST_NORM}")
+    return int(text)
 
 
 def _proxy(text: str) -> str:

@@ -15,7 +15,13 @@ from ...core.ways import sentence
 from ...run.context_size import context_size
 from ...run.options import Options
 from ...run.prefix_files import PrefixFiles
-from ...run.shared_session import session_fields, with_fewer_texts
+from ...run.shared_session import (
+    gives_no_text,
+    knows_its_texts,
+    session_fields,
+    vector_fields,
+    with_fewer_texts,
+)
 from ...server import run as server
 from ...server.settings import Defaults, Settings
 from .. import chat_options, llama_server, moved_experts
@@ -28,6 +34,7 @@ DEFAULT_MODEL = Path("models/stories-relu.Q8_0.gguf")
 # Arguments of `ServedModel` that `Llama` does not have.
 _OF_SERVER = (
     *("n_parallel", "n_kv", "n_queue", "prefix_files", "thinking", "chat_template", "omit_media"),
+    "n_ctx_vectors",
 )
 
 
@@ -71,6 +78,7 @@ def _options(args: argparse.Namespace, paths: Sequence[Path]) -> dict[str, Any]:
         "pooling_type": POOLINGS.get(args.pooling, -1),
         "thinking": chat_options.thinking(args),
         "omit_media": args.omit_media,
+        "n_ctx_vectors": args.ctx_size,
     }
     if args.prompt_cache_dir is not None:
         n_bytes = int((args.prompt_cache_size or CACHE_GIB) * 2**30)
@@ -89,8 +97,12 @@ def _sizes(
         return {"n_ctx": args.ctx_size, "n_kv": args.kv_size}, ""
     found = []
     for path in paths:
+        if knows_its_texts(path):
+            continue
         given, fields = _session(path, {**options, "n_ctx": 0, "n_kv": None})
         found.append(context_size(given, fields, options["n_parallel"], len(paths)))
+    if not found:
+        return {"n_ctx": None, "n_kv": args.kv_size}, ""
     n_ctx = min(of.n_ctx for of in found)
     if args.kv_size is not None:
         return {"n_ctx": min(n_ctx, args.kv_size), "n_kv": args.kv_size}, ""
@@ -104,6 +116,8 @@ def _session(path: Path, options: Mapping[str, Any]) -> tuple[Options, dict[str,
     """What `ServedModel` opens a file with: the options, and fields of its session."""
     of_llama = {name: value for name, value in options.items() if name not in _OF_SERVER}
     given = Options(path, **of_llama)
+    if gives_no_text(path):
+        return given, vector_fields(given, options["n_ctx_vectors"])
     n_parallel, n_kv = options["n_parallel"], options["n_kv"]
     return given, session_fields(given, n_parallel, n_kv, _keeps(options))[0]
 
@@ -119,7 +133,10 @@ def _print_plans(paths: Mapping[str, Path], options: Mapping[str, Any]) -> int:
     for name, path in paths.items():
         given, fields = _session(path, options)
         plan = memory_plan(given.model_path, given.model, fields)
-        print(f"{name}: {fields['n_ctx']} positions (-c), {fields['n_kv']} of all texts")
+        if gives_no_text(path):
+            print(f"{name}: {fields['n_ctx']} tokens of a text (-c), which is not continued")
+        else:
+            print(f"{name}: {fields['n_ctx']} positions (-c), {fields['n_kv']} of all texts")
         rows = [(t, part, n) for t in ("ram", "gpu", "storage") for part, n in plan[t].items()]
         for tier, part, n_bytes in rows:
             print(f"  {tier:8}{part:14}{n_bytes / 2**20:12.2f} MiB")
@@ -158,6 +175,8 @@ def _settings(args: argparse.Namespace) -> Settings:
         proxies=None if args.trusted_proxy is None else tuple(args.trusted_proxy),
         page=args.page,
         defaults=defaults,
+        truncate=args.truncate,
+        embd_normalize=args.embd_normalize,
         max_recorded=args.max_recorded << 20,
     )
 

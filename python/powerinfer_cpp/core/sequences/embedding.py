@@ -13,6 +13,7 @@ from .adapters import Adapters
 
 POOLINGS = NONE, MEAN, CLS, LAST, RANK = 0, 1, 2, 3, 4  # llama.cpp's numbers; -1: the file's
 POOLING_NAMES = {NONE: "none", MEAN: "mean", CLS: "cls", LAST: "last", RANK: "rank"}
+MOST_NORM = 64  # that vectors may be scaled by, in llama.cpp's numbers
 _TEXTS = 16  # that a call computes together, at most; each has a page of keys and values of its own
 _PAGE = 64  # positions
 

@@ -3,7 +3,7 @@ and vLLM's score."""
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from ..answering import encode
 from ..errors import Refusal
 from ..served import ServedModel
 from ..settings import Settings
-from ..vectors import Asked, InTurn
+from ..vectors import Asked, Turns
 from .bodies import Texts
 from .dialect import OPENAI, TEI, Dialect
 from .vectors import check_direction
@@ -157,12 +157,11 @@ async def ranked(
     name: str,
     body: RerankBody,
     asked: Asked,
-    in_turn: InTurn,
-    busy: Callable[[], bool],
+    turns: Turns,
 ) -> bytes:
-    """The answer to a body as JSON, the best first; of equal ones the first. in_turn, busy: see
+    """The answer to a body as JSON, the best first; of equal ones the first. turns: see
     `Vectors.calls`."""
-    scores = await _scores(model, asked, bool(body.raw_scores), in_turn, busy)
+    scores = await _scores(model, asked, bool(body.raw_scores), turns)
     texts = texts_of(body)
 
     def written() -> bytes:
@@ -200,21 +199,18 @@ async def scored(
     name: str,
     body: ScoreBody,
     asked: Asked,
-    in_turn: InTurn,
-    busy: Callable[[], bool],
+    turns: Turns,
 ) -> bytes:
     """The answer to a body of vLLM's as JSON, in the order of the pairs."""
-    scores = await _scores(model, asked, bool(body.raw_scores), in_turn, busy)
+    scores = await _scores(model, asked, bool(body.raw_scores), turns)
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
     head = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
     return encode({**head, "model": name, "data": data, "usage": _usage(asked)})
 
 
-async def _scores(
-    model: ServedModel, asked: Asked, raw: bool, in_turn: InTurn, busy: Callable[[], bool]
-) -> list[float]:
+async def _scores(model: ServedModel, asked: Asked, raw: bool, turns: Turns) -> list[float]:
     scores = [0.0] * len(asked.ids)
-    async for group, found in model.vectors.calls(asked, in_turn, busy):
+    async for group, found in model.vectors.calls(asked, turns):
         for i, score in zip(group, model.vectors.scores(found, raw).tolist(), strict=True):
             scores[i] = score
     return scores

@@ -11,13 +11,13 @@ import numpy as np
 from anyio import to_thread
 
 from ...core.errors import ContextOverflowError, about_request
-from ...core.sequences.embedding import normalized
+from ...core.sequences.embedding import MOST_NORM, normalized
 from ..answering import encode
 from ..errors import Refusal
 from ..recorded import packed
 from ..served import ServedModel
 from ..settings import Settings
-from ..vectors import Asked, InTurn
+from ..vectors import Asked, Turns
 from .bodies import Inputs
 from .openai import Prompt, prompts_of
 
@@ -201,8 +201,8 @@ def _dimensions(model: ServedModel, given: int | None) -> int | None:
 
 def _norm(body: EmbeddingBody, settings: Settings) -> int:
     if body.embd_normalize is not None:
-        if not -1 <= body.embd_normalize <= 64:
-            raise Refusal(400, "embd_normalize must be -1 to 64", "embd_normalize")
+        if not -1 <= body.embd_normalize <= MOST_NORM:
+            raise Refusal(400, f"embd_normalize must be -1 to {MOST_NORM}", "embd_normalize")
         return body.embd_normalize
     flag = body.normalize if body.normalized is None else body.normalized
     if flag is None:
@@ -252,29 +252,26 @@ async def embeddings(
     name: str,
     asked: Asked,
     shape: Shape,
-    in_turn: InTurn,
-    busy: Callable[[], bool],
+    turns: Turns,
 ) -> bytes:
-    """The answer of /v1/embeddings as JSON. in_turn, busy: see `Vectors.calls`."""
+    """The answer of /v1/embeddings as JSON. turns: see `Vectors.calls`."""
 
     def entry(i: int, vector: np.ndarray) -> Any:
         return packed({"object": "embedding", "index": i, "embedding": shape.shown(vector)})
 
-    data = await _entries(model, asked, entry, in_turn, busy)
+    data = await _entries(model, asked, entry, turns)
     usage = {"prompt_tokens": asked.n_tokens, "total_tokens": asked.n_tokens}
     found = {"object": "list", "data": data, "model": name, "usage": usage}
     return await to_thread.run_sync(encode, found)
 
 
-async def tei_vectors(
-    model: ServedModel, asked: Asked, shape: Shape, in_turn: InTurn, busy: Callable[[], bool]
-) -> bytes:
+async def tei_vectors(model: ServedModel, asked: Asked, shape: Shape, turns: Turns) -> bytes:
     """The answer of /embed as JSON."""
 
     def entry(_: int, vector: np.ndarray) -> Any:
         return packed(shape.shown(vector))
 
-    data = await _entries(model, asked, entry, in_turn, busy)
+    data = await _entries(model, asked, entry, turns)
     return await to_thread.run_sync(encode, data)
 
 
@@ -282,12 +279,11 @@ async def _entries(
     model: ServedModel,
     asked: Asked,
     entry: Callable[[int, np.ndarray], Any],
-    in_turn: InTurn,
-    busy: Callable[[], bool],
+    turns: Turns,
 ) -> list[Any]:
     """What entry makes of the number and the vector of each text, in their order."""
     data: list[Any] = [None] * len(asked.ids)
-    async for group, found in model.vectors.calls(asked, in_turn, busy):
+    async for group, found in model.vectors.calls(asked, turns):
 
         def write(group: Sequence[int] = group, found: Any = found) -> None:
             for i, vector in zip(group, found, strict=True):

@@ -154,6 +154,8 @@ class StateRoutes:
 
     async def _view_stream(self, call: Call) -> Response:
         view = self._view_of(call)
+        if not self._models.get(call.model).writes:
+            raise Refusal(501, "this model writes no texts, whose neurons could be watched")
         if not view.live:
             raise Refusal(501, "neurons cannot be watched while a device computes some of them")
         view.check_room(call.sender)

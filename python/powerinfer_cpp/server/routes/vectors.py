@@ -11,9 +11,10 @@ from ..dialects import ranks, vectors
 from ..dialects.dialect import TEI
 from ..models import Models
 from ..recorded import Recorded
+from ..served import ServedModel
 from ..settings import Settings
-from ..vectors import InTurn
-from .preparing import Preparing
+from ..vectors import Turns
+from .preparing import Made, Preparing
 from .route import Call, Route, json
 
 _SCORES = "Scores of texts for a query, the best first (Jina, Cohere; TEI)."
@@ -48,65 +49,52 @@ class VectorRoutes:
             Route("/info", "What the model makes of texts (TEI).", self._info, None, TEI),
         ]
 
-    def _in_turn(self, call: Call) -> tuple[InTurn, Callable[[], bool]]:
-        """When calls of the engine are run, and whether texts are written meanwhile."""
-        in_turn = functools.partial(self._preparing.embedded, call.sender)
-        return in_turn, lambda: bool(self._models.writing())
-
     def _answer(
-        self,
-        call: Call,
-        n_bytes: int,
-        work: Callable[[InTurn, Callable[[], bool]], Awaitable[bytes]],
+        self, call: Call, n_bytes: int, work: Callable[[Turns], Awaitable[bytes]]
     ) -> Response:
         """What work gives. n_bytes: of the answer."""
-        model, turn = self._models.get(call.model), self._in_turn(call)
-        taken = self._recorded.take(call.sender, n_bytes, model.reserve)
-        return WholeResponse(lambda: work(*turn), call.dialect, taken.close)
+        run = functools.partial(self._preparing.embedded, call.sender)
+        turns = Turns(run, lambda: bool(self._models.writing()))
+        reserve = self._models.get(call.model).reserve
+        taken = self._recorded.take(call.sender, n_bytes, reserve)
+        return WholeResponse(lambda: work(turns), call.dialect, taken.close)
 
     async def _embeddings(self, call: Call) -> Response:
-        model, name = self._models.get(call.model), self._models.name_of(call.model)
-        of = (model, call.body, self._settings)
-        asked, shape = await self._preparing.made(call, vectors.embedding_texts, *of)
+        model, name = self._of(call)
+        asked, shape = await self._made(call, vectors.embedding_texts)
         n_bytes = vectors.vector_bytes(model, asked, shape, self._settings)
-        answer = functools.partial(vectors.embeddings, model, name, asked, shape)
-        return self._answer(call, n_bytes, answer)
+        work = functools.partial(vectors.embeddings, model, name, asked, shape)
+        return self._answer(call, n_bytes, work)
 
     async def _tei(self, call: Call) -> Response:
-        model = self._models.get(call.model)
-        of = (model, call.body, self._settings)
-        asked, shape = await self._preparing.made(call, vectors.tei_texts, *of)
+        model, _ = self._of(call)
+        asked, shape = await self._made(call, vectors.tei_texts)
         n_bytes = vectors.vector_bytes(model, asked, shape, self._settings)
-        return self._answer(
-            call, n_bytes, functools.partial(vectors.tei_vectors, model, asked, shape)
-        )
+        work = functools.partial(vectors.tei_vectors, model, asked, shape)
+        return self._answer(call, n_bytes, work)
 
     async def _rerank(self, call: Call) -> Response:
-        model, name, body = (
-            self._models.get(call.model),
-            self._models.name_of(call.model),
-            call.body,
-        )
-        asked = await self._preparing.made(call, ranks.ranked_pairs, model, body, self._settings)
-        n_bytes = ranks.rank_bytes(body, ranks.texts_of(body))
-        return self._answer(
-            call, n_bytes, functools.partial(ranks.ranked, model, name, body, asked)
-        )
+        asked = await self._made(call, ranks.ranked_pairs)
+        n_bytes = ranks.rank_bytes(call.body, ranks.texts_of(call.body))
+        work = functools.partial(ranks.ranked, *self._of(call), call.body, asked)
+        return self._answer(call, n_bytes, work)
 
     async def _score(self, call: Call) -> Response:
-        model, name, body = (
-            self._models.get(call.model),
-            self._models.name_of(call.model),
-            call.body,
-        )
-        asked = await self._preparing.made(call, ranks.scored_pairs, model, body, self._settings)
-        n_bytes = ranks.ENTRY_BYTES * len(asked.ids)
-        return self._answer(
-            call, n_bytes, functools.partial(ranks.scored, model, name, body, asked)
-        )
+        asked = await self._made(call, ranks.scored_pairs)
+        work = functools.partial(ranks.scored, *self._of(call), call.body, asked)
+        return self._answer(call, ranks.ENTRY_BYTES * len(asked.ids), work)
+
+    def _of(self, call: Call) -> tuple[ServedModel, str]:
+        """The model, and what it is called in answers."""
+        return self._models.get(call.model), self._models.name_of(call.model)
+
+    async def _made(self, call: Call, make: Callable[..., Made]) -> Made:
+        """What make gives for the body, in a thread: it tokenises."""
+        model, _ = self._of(call)
+        return await self._preparing.made(call, make, model, call.body, self._settings)
 
     async def _info(self, call: Call) -> Response:
-        model, name = self._models.get(call.model), self._models.name_of(call.model)
+        model, name = self._of(call)
         labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
         pooling = {"pooling": model.vectors.pooling}
         kind = {"reranker": labels} if model.vectors.ranks else {"embedding": pooling}
