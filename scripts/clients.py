@@ -38,7 +38,7 @@ CLIENTS = {
     "anthropic": Client(["anthropic"]),
     "litellm": Client(["litellm"]),
     "instructor": Client(["instructor"]),
-    "langchain": Client(["langchain-openai", "langchain-huggingface"]),
+    "langchain": Client(["langchain-openai"]),
     "llama-index": Client(
         [
             "llama-index-llms-openai-like",
@@ -51,7 +51,7 @@ CLIENTS = {
     "smolagents": Client(["smolagents", "openai"]),
     "openai-agents": Client(["openai-agents"]),
     "dspy": Client(["dspy", "numpy"]),
-    "haystack": Client(["haystack-ai"]),
+    "haystack": Client(["haystack-ai", "huggingface-api-haystack"]),
     "outlines": Client(["outlines", "openai"]),
     "pydantic-ai": Client(["pydantic-ai-slim[openai]"]),
     "hermes-agent": Client(["hermes-agent"]),

@@ -1,4 +1,4 @@
-"""Haystack."""
+"""Haystack, with huggingface-api-haystack for vectors and ranks."""
 
 from typing import Literal
 
@@ -16,12 +16,15 @@ from attempts import (
     attempt,
 )
 from haystack import Document
-from haystack.components.embedders import HuggingFaceAPIDocumentEmbedder, OpenAITextEmbedder
+from haystack.components.embedders import OpenAITextEmbedder
 from haystack.components.generators.chat import OpenAIChatGenerator
-from haystack.components.rankers import HuggingFaceTEIRanker
 from haystack.dataclasses import ChatMessage
 from haystack.tools import Tool
 from haystack.utils import Secret
+from haystack_integrations.components.embedders.huggingface_api import (
+    HuggingFaceAPIDocumentEmbedder,
+)
+from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
 from pydantic import BaseModel
 
 HERE = {"api_base_url": OPENAI, "api_key": Secret.from_token(KEY), "model": MODEL}

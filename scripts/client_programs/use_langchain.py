@@ -1,10 +1,9 @@
-"""LangChain, by langchain-openai and langchain-huggingface."""
+"""LangChain, by langchain-openai."""
 
 from typing import Literal
 
-from attempts import KEY, MODEL, OPENAI, PERSON, QUESTION, URL, WEATHER, City, attempt
+from attempts import KEY, MODEL, OPENAI, PERSON, QUESTION, WEATHER, City, attempt
 from langchain_core.tools import tool
-from langchain_huggingface import HuggingFaceEndpointEmbeddings
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
@@ -57,11 +56,6 @@ def embeddings():
     return len(of.embed_documents(["a bear", "a fox"])) == 2
 
 
-def embeddings_of_an_endpoint():
-    of = HuggingFaceEndpointEmbeddings(model=URL, huggingfacehub_api_token=KEY)
-    return len(of.embed_documents(["a bear", "a fox"])) == 2 and of.embed_query("a bear")
-
-
 attempt(
     chat,
     stream,
@@ -69,5 +63,5 @@ attempt(
     structured_output,
     structured_output_by_a_call,
     responses,
-    vectors=[embeddings, embeddings_of_an_endpoint],
+    vectors=[embeddings],
 )
