@@ -97,6 +97,9 @@ class CpuSteps {
     }
     void feed(const FeedForward& f, float* y, const FeedForward* beside, float* y_beside) {
         feed_forward(p_, f, x_, y, {beside, &x_, y_beside});
+        for (int64_t t = 0; f.sum_bias && t < n_; t++) {
+            ggml::add(p_.context, y + t * n_embd(), f.sum_bias, n_embd());
+        }
     }
     void compute(const Attention& a, float* y) { attention(p_, layer_, a, x_, y); }
     void compute(const LayerEmbedding& e, float* y) { embed_in_layer(p_, layer_, e, x_, y); }

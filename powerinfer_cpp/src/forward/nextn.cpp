@@ -69,7 +69,7 @@ void keep_keys(const Pass& p) {
     const bool q8 = a.k.quantised() || a.v.quantised();
     const Input input = b.input.prepare(p.context, b.normed, n, p.model.config.n_embd, q8);
     p.multiply(input, {{a.k, b.heads.k, a.k_bias}, {a.v, b.heads.v, a.v_bias}});
-    norm_and_rope(p, a, a.k_norm, a.n_head_kv, b.heads.k);
+    norm_and_rope(p, a, HeadsOf::keys, b.heads.k);
     ggml::store_kv(p.context, p.kv.layer(i), b.batch.slot, n, b.heads.k, b.heads.v);
 }
 

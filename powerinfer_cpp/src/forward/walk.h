@@ -39,6 +39,7 @@ void walk(const Layer& layer, Steps& steps) {
                           },
                           [&](const auto& op) { steps.compute(op, y); }},
                    part.op);
+        if (part.norms_sum) steps.add(y, steps.stream());
         if (part.post_norm) steps.norm(y, *part.post_norm);
         if (part.scale != 1) steps.scale(y, part.scale);
         if (!waiting) {

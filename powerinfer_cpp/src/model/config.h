@@ -63,8 +63,8 @@ struct Config {
     // Layers behind them that guess further tokens (multi-token prediction). See Model::nextn.
     int64_t n_nextn = 0;
     ggml::RopePairs rope_pairs = ggml::RopePairs::adjacent;  // of all `ropes`
-    // The first one is what the keys say. None: positions are learned, or layers with a state know
-    // them (hybrid).
+    // The first one is what the keys say. None: positions are learned, layers with a state know
+    // them (hybrid), or scores are biased by distance.
     std::vector<Rope> ropes;
     bool learned_positions() const { return ropes.empty() && !hybrid; }
     RopeScaling rope_scaling;

@@ -93,9 +93,10 @@ struct Attention {
     // With a latent q has [n_head * (nope + the values that rotate), q_rank or n_embd], there is no
     // v, and k_norm is the latent's.
     std::optional<Latent> latent;
-    // Over each head: with RMSNorm [head_dim], with LayerNorm (which has no bias here)
-    // [n_head | n_head_kv, head_dim]. Or over the whole row: [q_dim | k_dim].
+    // Over each head: with RMSNorm [head_dim], with LayerNorm [n_head | n_head_kv, head_dim]. Or
+    // over the whole row: [q_dim | k_dim], where LayerNorm may add a bias.
     const float *q_norm = nullptr, *k_norm = nullptr;
+    const float *q_norm_bias = nullptr, *k_norm_bias = nullptr;
     enum class Norms { by_head, whole_row, after_rope } norms = Norms::by_head;  // after: by head
     Norm norm = Norm::rms;            // of queries and keys
     float norm_eps = 0;               // of all norms of the part
@@ -152,7 +153,8 @@ struct FeedForward {
     // What experts read and give, [width] each, if that is narrower than a row of the model: narrow
     // . x, and widen . their sum. 0, and empty: they read x.
     int64_t width = 0;
-    ggml::Matrix narrow, widen;  // [width, n_embd], [n_embd, width]
+    ggml::Matrix narrow, widen;       // [width, n_embd], [n_embd, width]
+    const float* sum_bias = nullptr;  // [n_embd], added to what the experts give together
     ggml::Activation activation = ggml::Activation::silu;
     std::optional<ggml::Xielu> xielu;  // its parameters, if it is xielu
     ggml::GateLimit limit;             // of a gated activation; not of neuron rows
@@ -335,6 +337,7 @@ struct LayerPart {
     std::optional<NormWeights> norm;       // [n_embd], of the stream
     std::optional<StreamMix> mix;          // in its place, where there are several streams
     std::optional<NormWeights> post_norm;  // [n_embd], of what the part gives
+    bool norms_sum = false;                // post_norm is of that and the stream together
     float scale = 1;                       // of what the part gives, behind its norm
     Add add = Add::now;
     std::optional<NormWeights> sum_norm;     // [n_embd], of its sum with what waits

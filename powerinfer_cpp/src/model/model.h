@@ -63,6 +63,9 @@ struct ScoreBias {
     std::vector<float> slopes;  // [n_head]
 
     explicit operator bool() const { return buckets || !slopes.empty(); }
+    // The usual slopes: 2^(-8 i / n) of head i from 1 on, and beyond the last power of two those
+    // between them.
+    void slope(int64_t n_head);
     // The table of ggml::AttentionScores, for distances below n_ctx: [n_head, 2 n_ctx - 1].
     void fill(int64_t n_ctx, float* table) const;
 };

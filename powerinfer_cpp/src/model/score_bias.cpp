@@ -25,6 +25,17 @@ int64_t bucket(int64_t d, int64_t n_buckets) {
 
 }  // namespace
 
+void ScoreBias::slope(int64_t n_head) {
+    const double ln2 = 0.693147180559945309;
+    int64_t whole = 1;
+    while (2 * whole <= n_head) whole *= 2;
+    for (int64_t h = 0; h < n_head; h++) {
+        const double halvings = h < whole ? 8 * double(h + 1) / double(whole)
+                                          : 4 * double(2 * (h - whole) + 1) / double(whole);
+        slopes.push_back(float(ggml::exp_f64(-halvings * ln2)));
+    }
+}
+
 void ScoreBias::fill(int64_t n_ctx, float* table) const {
     const int64_t n_head = buckets ? buckets.cols : int64_t(slopes.size());
     const int64_t width = 2 * n_ctx - 1;

@@ -46,9 +46,12 @@ KeptToCpu::KeptToCpu(const Model& model) : model_(model) {
 std::string KeptToCpu::reason(const Attention& attention) const {
     const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, both, first, growth,
                  growth_ctx, v_norm, kv_of, scale, softcap, sinks, q, k, v, o, q_bias, k_bias,
-                 v_bias, o_bias, gated, n_gate, gate, gate_by, latent, q_norm, k_norm, norms, norm,
-                 norm_eps, out_norm] = attention;
+                 v_bias, o_bias, gated, n_gate, gate, gate_by, latent, q_norm, k_norm, q_norm_bias,
+                 k_norm_bias, norms, norm, norm_eps, out_norm] = attention;
     if (both) return "attention to both sides keeps to the CPU";
+    if (has(q_norm_bias) || has(k_norm_bias)) {
+        return "norms of queries and keys with a bias keep to the CPU";
+    }
     if (first > 0) return "layers that guess tokens keep to the CPU";
     // No family has these (device_attention.cpp).
     if (gated && norms == Attention::Norms::whole_row && has(q_norm)) {
@@ -81,8 +84,8 @@ std::string KeptToCpu::reason(const Router& router) const {
 
 std::string KeptToCpu::reason(const FeedForward& ffn) const {
     const auto& [n_ff, n_used, blocks, share, gate_scale, up_scale, down_scale, width, narrow,
-                 widen, activation, xielu, limit, norms_values, norm_eps, sparse_threshold, recall,
-                 layer, index, first_block, first_neuron] = ffn;
+                 widen, sum_bias, activation, xielu, limit, norms_values, norm_eps,
+                 sparse_threshold, recall, layer, index, first_block, first_neuron] = ffn;
     // The others have other operators for neuron rows.
     if (activation == ggml::Activation::swiglu_oai && blocks[0].neurons.n > 0) {
         return "neuron rows with the activation swiglu_oai keep to the CPU";
@@ -90,6 +93,7 @@ std::string KeptToCpu::reason(const FeedForward& ffn) const {
     if (norms_values && blocks[0].neurons.n > 0) {
         return "neuron rows whose values are normed keep to the CPU";
     }
+    if (has(sum_bias)) return "experts with a bias of their sum keep to the CPU";
     if (n_used > 0 && (xielu || norms_values)) {
         return "experts with norms or an activation of their own keep to the CPU";
     }
@@ -142,7 +146,8 @@ std::string KeptToCpu::reason(const NGrams&) const {
 
 std::string KeptToCpu::reason(const LayerPart& part) const {
     // All but `op` and `mix` are the walk's affair.
-    const auto& [input, norm, mix, post_norm, scale, add, sum_norm, stream_norm, op] = part;
+    const auto& [input, norm, mix, post_norm, norms_sum, scale, add, sum_norm, stream_norm, op] =
+        part;
     if (mix) return "layers with several residual streams keep to the CPU";
     return std::visit([&](const auto& kind) { return reason(kind); }, op);
 }

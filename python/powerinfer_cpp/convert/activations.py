@@ -80,6 +80,8 @@ _DEFAULTS = {
     "bert": ("gelu", "relu"),
     "mpnet": ("gelu", "relu"),
     "nomic-bert": ("silu", "relu"),
+    "nomic-bert-moe": ("gelu", "relu"),
+    "jina-bert-v2": ("gelu", "relu"),
     "gte": ("gelu", "relu"),
     "modern-bert": ("gelu", "relu"),
     "eurobert": ("silu", "relu"),

@@ -32,7 +32,7 @@ void project_heads(const Pass& p, const Attention& a, const Input& x) {
                    {a.gate, b.heads.gate}});
     if (a.kv_of >= 0) return;
     if (!a.v) std::copy_n(b.heads.k, b.batch.n * a.k_dim(), b.heads.v);
-    norm_and_rope(p, a, a.k_norm, a.n_head_kv, b.heads.k);
+    norm_and_rope(p, a, HeadsOf::keys, b.heads.k);
     if (a.v_norm) {
         ggml::rms_norm(p.context, b.heads.v, nullptr, a.norm_eps, b.batch.n * a.n_head_kv,
                        a.v_head_dim, b.heads.v);
@@ -50,16 +50,21 @@ void take_queries(const Pass& p, const Attention& a, bool gates) {
 
 }  // namespace
 
-void norm_and_rope(const Pass& p, const Attention& a, const float* weight, int64_t n_head,
-                   float* x) {
+void norm_and_rope(const Pass& p, const Attention& a, HeadsOf heads, float* x) {
     const Config& c = p.model.config;
     const int64_t n = p.work.batch.n;
+    const bool keys = heads == HeadsOf::keys, whole = a.norms == Attention::Norms::whole_row;
+    const float* const weight = keys ? a.k_norm : a.q_norm;
+    const float* const bias = keys ? a.k_norm_bias : a.q_norm_bias;
+    const int64_t n_head = keys ? a.n_head_kv : a.n_head;
     const auto normalise = [&] {
         if (!weight) return;
-        if (a.norm == Norm::layer) {
+        if (a.norm == Norm::layer && whole) {
+            ggml::layer_norm(p.context, x, weight, bias, a.norm_eps, n, n_head * a.head_dim, x);
+        } else if (a.norm == Norm::layer) {
             ggml::layer_norm(p.context, x, weight, nullptr, a.norm_eps, n * n_head, a.head_dim, x,
                              n_head);
-        } else if (a.norms == Attention::Norms::whole_row) {
+        } else if (whole) {
             ggml::rms_norm(p.context, x, weight, a.norm_eps, n, n_head * a.head_dim, x);
         } else {
             ggml::rms_norm(p.context, x, weight, a.norm_eps, n * n_head, a.head_dim, x);
@@ -85,7 +90,7 @@ void attention(const Pass& p, int64_t layer, const Attention& a, ggml::SharedInp
         const bool q8 = a.q.quantised() || a.k.quantised() || a.v.quantised() || a.gate.quantised();
         project_heads(p, a, x.get(p.context, q8));
         if (a.gated) take_queries(p, a, false);
-        norm_and_rope(p, a, a.q_norm, a.n_head, b.heads.q);
+        norm_and_rope(p, a, HeadsOf::queries, b.heads.q);
     }
     if (a.growth != 0) grow(p, a, b.heads.q);
 

@@ -9,9 +9,9 @@ namespace powerinfer {
 // unless those of another layer are read.
 void attention(const Pass& p, int64_t layer, const Attention& a, ggml::SharedInput& x, float* y);
 
-// For each head of queries or keys x [n, n_head * head_dim]: its norm (if any), then RoPE; or RoPE
-// first.
-void norm_and_rope(const Pass& p, const Attention& a, const float* weight, int64_t n_head,
-                   float* x);
+// For each head of queries x [n, q_dim], or of keys x [n, k_dim]: its norm (if any), then RoPE; or
+// RoPE first.
+enum class HeadsOf { queries, keys };
+void norm_and_rope(const Pass& p, const Attention& a, HeadsOf heads, float* x);
 
 }  // namespace powerinfer

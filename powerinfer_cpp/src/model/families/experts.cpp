@@ -81,6 +81,7 @@ void Weights::experts(int64_t i, bool gated) {
     const ggml::Routing& how = m.layers[size_t(i)].find<Router>()->how;
     FeedForward& of = last_feed_forward(i);
     of.n_used = how.n_used;
+    optional(Part::ffn, blk(i, "ffn_exps.bias"), n_embd, &of.sum_bias);
     const int64_t n_ff = of.n_ff, width = of.columns(n_embd);
     std::string down = blk(i, "ffn_down_exps.weight");
     bool by_rows = has_bundles(i, "_exps");

@@ -77,7 +77,7 @@ extern const std::vector<Family> kSmallThinkerFamilies;
 extern const std::vector<Family> kWindowedFamilies;  // afmoe, exaone-moe, mellum, mimo2...
 
 // encoders/
-extern const std::vector<Family> kBertFamilies;  // bert, nomic-bert, gte
+extern const std::vector<Family> kBertFamilies;  // bert, nomic-bert, gte, jina-bert-v2...
 extern const std::vector<Family> kModernBertFamilies;
 extern const std::vector<Family> kBothSidedFamilies;  // eurobert, llama-embed
 
@@ -150,6 +150,7 @@ struct LayerForm {
     const char* ffn_post_norm = "";
     bool parallel = false;  // what attention gives is added with what the FFN gives
     bool gated = true;
+    bool gates_first = true;       // in a matrix that has them and what they multiply
     bool narrow_experts = false;   // the key moe_latent_size may say so, see FeedForward::width
     bool latent = false;           // attention is over latents, see Latent
     bool gates_attention = false;  // see Attention::gated
@@ -278,9 +279,9 @@ class Weights {
     // dense_2 and dense_3, cls and cls.output, where the file has them.
     void text_steps();
     // ffn_gate (if gated), ffn_up and ffn_down of layer i: .weight, and .bias if the file has it.
-    // Without ffn_gate an ffn_up of twice the rows holds both, gates first.
+    // Without ffn_gate an ffn_up of twice the rows holds both, gates first or behind.
     // In neuron-aware files ffn_down_t or bundles, predictors and ffn_rate.
-    void ffn(int64_t i, bool gated);
+    void ffn(int64_t i, bool gated, bool gates_first = true);
     // ffn_gate_inp of layer i, and exp_probs_b if the file has it.
     void router(int64_t i);
     // ffn_{gate,up,down}_exps of layer i, in the same way as ffn().
@@ -305,7 +306,8 @@ class Weights {
     // FeedForward::limit, from the key {arch}.swiglu_clamp_exp or swiglu_clamp_shexp.
     void limit_gates(int64_t i, const char* key, FeedForward& part);
     // The matrices of one block and their biases: ffn_gate + suffix, ...
-    void matrices(int64_t i, const char* suffix, bool gated, FeedForward& part);
+    void matrices(int64_t i, const char* suffix, bool gated, FeedForward& part,
+                  bool gates_first = true);
     // What neuron rows are found by.
     struct Rows {
         int64_t layer;

@@ -203,9 +203,12 @@ void Weights::output_gate(int64_t i, ggml::GateBy by) {
 void Weights::head_norms(int64_t i) {
     Attention& a = *m.layers[size_t(i)].find<Attention>();
     const bool whole = a.norms == Attention::Norms::whole_row;
+    const bool biased = whole && m.config.norm == Norm::layer;
     vector(Part::norms, blk(i, "attn_q_norm.weight"), whole ? a.q_dim() : a.head_dim, &a.q_norm);
+    if (biased) optional(Part::norms, blk(i, "attn_q_norm.bias"), a.q_dim(), &a.q_norm_bias);
     if (a.kv_of >= 0) return;
     vector(Part::norms, blk(i, "attn_k_norm.weight"), whole ? a.k_dim() : a.head_dim, &a.k_norm);
+    if (biased) optional(Part::norms, blk(i, "attn_k_norm.bias"), a.k_dim(), &a.k_norm_bias);
 }
 
 void Weights::positions() {
@@ -370,7 +373,7 @@ void Weights::predictor(const Rows& of, Ffn& f) {
     }
 }
 
-void Weights::ffn(int64_t i, bool gated) {
+void Weights::ffn(int64_t i, bool gated, bool gates_first) {
     FeedForward& of = last_feed_forward(i);
     const std::string down = blk(i, "ffn_down_t.weight");
     bool by_rows = has(down) || has_bundles(i, "");
@@ -378,7 +381,7 @@ void Weights::ffn(int64_t i, bool gated) {
     if (m.file.gguf.pwri_magic() && !has(blk(i, "ffn_down.weight"))) by_rows = true;
     const int64_t n_embd = m.config.n_embd, n_ff = of.n_ff;
     if (!by_rows) {
-        matrices(i, "", gated, of);
+        matrices(i, "", gated, of, gates_first);
         if (of.norms_values) {
             vector(Part::norms, blk(i, "ffn_sub_norm.weight"), n_ff, &of.blocks[0].value_norm);
         }
@@ -411,7 +414,8 @@ void Weights::limit_gates(int64_t i, const char* name, FeedForward& part) {
     part.limit.most = most;
 }
 
-void Weights::matrices(int64_t i, const char* suffix, bool gated, FeedForward& part) {
+void Weights::matrices(int64_t i, const char* suffix, bool gated, FeedForward& part,
+                       bool gates_first) {
     const int64_t n_embd = m.config.n_embd, n_ff = part.n_ff;
     part.blocks.resize(1);
     Ffn& f = part.blocks[0];
@@ -423,8 +427,8 @@ void Weights::matrices(int64_t i, const char* suffix, bool gated, FeedForward& p
     const ggml::TensorInfo* both = gated && !has(gate) ? m.file.gguf.find_tensor(up) : nullptr;
     if (both && both->ne[1] == 2 * n_ff) {
         const std::vector<int64_t> shape{n_embd, 2 * n_ff};
-        rows(Part::ffn, up, shape, 0, n_ff, Product{&f.gate});
-        rows(Part::ffn, up, shape, n_ff, n_ff, Product{&f.up});
+        rows(Part::ffn, up, shape, gates_first ? 0 : n_ff, n_ff, Product{&f.gate});
+        rows(Part::ffn, up, shape, gates_first ? n_ff : 0, n_ff, Product{&f.up});
     } else {
         if (gated) matrix(Part::ffn, gate, n_ff, n_embd, &f.gate);
         matrix(Part::ffn, up, n_ff, n_embd, &f.up);
@@ -498,7 +502,7 @@ void Weights::feed_forward(int64_t i, const LayerForm& form) {
     if (form.limits_gates) {
         limit_gates(i, experts_here ? kExpertLimit : kOtherLimit, std::get<FeedForward>(part.op));
     }
-    if (!experts_here) return ffn(i, form.gated);
+    if (!experts_here) return ffn(i, form.gated, form.gates_first);
     part.input = LayerPart::Input::as_before;
     if (form.narrow_experts) narrow(i, std::get<FeedForward>(part.op));
     experts(i, form.gated);

@@ -24,10 +24,10 @@ from .dense.phi3 import Phi3
 from .dense.relu import Arcee, BitNet, Jais2, LlamaSparseRelu, NanoChat, Nemotron
 from .dense.stablelm import StableLm
 from .dense.starcoder2 import StarCoder2
-from .encoders.bert import Bert, DistilBert, MPNet, Roberta
+from .encoders.bert import DistilBert, MPNet, Roberta, bert
 from .encoders.both_sides import EmbeddingGemma2, EuroBert, LlamaEmbed, gemma3
 from .encoders.modern_bert import ModernBert
-from .encoders.rotating import Gte, NomicBert
+from .encoders.rotating import Gte, nomic_bert
 from .family import Family
 from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3, TurboSparseMixtral
 from .mixtures.bailing import BailingMoe
@@ -147,13 +147,13 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "nanochat": NanoChat,
     "nemotron": Nemotron,
     "nemotron_h": nemotron_h,
-    "bert": Bert,
+    "bert": bert,
     "distilbert": DistilBert,
     "roberta": Roberta,
     "camembert": Roberta,
     "xlm-roberta": Roberta,
     "mpnet": MPNet,
-    "nomic_bert": NomicBert,
+    "nomic_bert": nomic_bert,
     "new": Gte,
     "gte": Gte,
     "modernbert": ModernBert,

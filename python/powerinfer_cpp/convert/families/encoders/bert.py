@@ -1,11 +1,12 @@
 """BERT, DistilBERT, RoBERTa, XLM-RoBERTa, Camembert and MPNet: learned positions, LayerNorm behind
-both parts, biases everywhere."""
+both parts, biases everywhere. Jina's second models: scores biased by distance, and gates."""
 
 from collections.abc import Iterator
 
 from ...config import Config
 from ...tensors import Output, Weights, from_weight
-from .encoder import Encoder, Form
+from ..family import Family
+from .encoder import UP_GATE, Encoder, Form
 
 _BERT = {
     "attn_q": "attention.self.query",
@@ -34,24 +35,40 @@ _MPNET = _BERT | {
     "attn_output": "attention.attn.o",
     "attn_output_norm": "attention.LayerNorm",
 }
+_JINA = {name: _BERT[name] for name in list(_BERT)[:5]} | {
+    "ffn_up": "mlp.gated_layers",
+    "ffn_down": "mlp.wo",
+    "layer_output_norm": "mlp.layernorm",
+}
+_JINA_CODE = _JINA | {
+    "attn_q_norm": "attention.self.layer_norm_q",
+    "attn_k_norm": "attention.self.layer_norm_k",
+    "attn_norm_2": "layer_norm_1",
+    UP_GATE: "mlp.up_gated_layer",
+    "ffn_down": "mlp.down_layer",
+    "layer_output_norm": "layer_norm_2",
+}
+del _JINA_CODE["ffn_up"]
 
 
 class Bert(Encoder):
     architecture = "bert"
-    forms = (Form("encoder.layer.", _BERT),)
+    forms: tuple[Form, ...] = (Form("encoder.layer.", _BERT),)
     biased = frozenset(_BERT)
     default_types = 2
     rank_head: tuple[str, str] | None = ("pooler.dense", "classifier")
     activation_key = "hidden_act"
     skipped = 0  # rows of the positions before that of position 0
+    positions = "absolute"  # position_embedding_type
 
     def __init__(self, config: Config):
         super().__init__(config)
         self.norm_eps = self.read_eps()
         self.activation = config.activation(self.activation_key, "gelu")
         self.n_ctx -= self.skipped
-        if config.values.get("position_embedding_type") not in (None, "absolute"):
-            raise self.refuse("position_embedding_type that is not absolute")
+        positions = config.values.get("position_embedding_type") or "absolute"
+        if positions != self.positions:
+            raise self.refuse(f"position_embedding_type {positions!r}")
         if config.flag("is_decoder"):
             raise self.refuse("a BERT that is a decoder (is_decoder)")
 
@@ -62,6 +79,33 @@ class Bert(Encoder):
         name = "embeddings.position_embeddings.weight"
         n = self.n_ctx + self.skipped
         yield self.table(weights, name, "position_embd.weight", n, self.skipped)
+
+
+class JinaBert(Bert):
+    """Scores biased by distance (ALiBi) in the place of positions, and gates. The model of code has
+    further norms."""
+
+    architecture = "jina-bert-v2"
+    forms = (Form("encoder.layer.", _JINA), Form("encoder.layer.", _JINA_CODE))
+    biased = frozenset(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_down"))
+    gates_in_up = True
+    positions = "alibi"
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        kind = config.values.get("feed_forward_type", "original")
+        if kind != "geglu" or self.activation != "gelu":
+            raise self.refuse(f"jina_bert_v2 with feed_forward_type {kind!r} and {self.activation}")
+        config.known("emb_pooler", "attn_implementation")
+
+    def further_tables(self, weights: Weights) -> Iterator[Output]:
+        return iter(())
+
+
+def bert(config: Config) -> Family:
+    """BERT, or Jina's models, which have its model_type."""
+    alibi = config.values.peek("position_embedding_type") == "alibi"
+    return JinaBert(config) if alibi else Bert(config)
 
 
 class DistilBert(Bert):

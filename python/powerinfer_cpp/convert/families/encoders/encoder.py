@@ -15,6 +15,9 @@ _NOT_NEEDED = (
     r"|(.+\.)?embeddings\.position_ids|(.+\.)?pooler\..+|head\..+|decoder\..+"
 )
 _TYPES = "embeddings.token_type_embeddings.weight"
+# A matrix that is none of a GGUF's: the rows of both, gates behind. Where gates are first it is
+# "ffn_up", as in llama.cpp.
+UP_GATE = "ffn_up_gate"
 
 
 class Form(NamedTuple):
@@ -38,6 +41,7 @@ class Encoder(Family):
     forms: tuple[Form, ...]  # of its checkpoints
     biased: frozenset[str] = frozenset()  # matrices that have one
     norm_bias = True
+    gates_in_up = False  # "ffn_up" has gates, too, before the others
     default_types = 0  # of tokens, if config.json does not say
     # The checkpoint's names of the matrices that a score is made by; None: models do not rank.
     rank_head: tuple[str, str] | None = None
@@ -99,7 +103,7 @@ class Encoder(Family):
         yield from self.further_tables(weights)
         yield from self.norm(weights, form.norm, "token_embd_norm")
         for i in range(self.n_layer):
-            for part, theirs in form.parts.items():
+            for part, theirs in self.parts_of(form, i).items():
                 name = f"{form.layers}{i}.{theirs}"
                 yield from self.part(weights, name, f"blk.{i}.{part}", part)
         yield from self.last(weights)
@@ -110,9 +114,13 @@ class Encoder(Family):
         """That of a checkpoint."""
 
         def fits(form: Form) -> bool:
-            return f"{form.layers}0.{form.parts['attn_output']}.weight" in weights
+            return f"{form.layers}0.{form.parts['ffn_down']}.weight" in weights
 
         return next(filter(fits, self.forms), self.forms[0])
+
+    def parts_of(self, form: Form, layer: int) -> dict[str, str]:
+        """The checkpoint's names of what a layer has."""
+        return form.parts
 
     def further_tables(self, weights: Weights) -> Iterator[Output]:
         """Beside those of tokens and their types."""
@@ -124,16 +132,22 @@ class Encoder(Family):
 
     def part(self, weights: Weights, theirs: str, ours: str, part: str) -> Iterator[Output]:
         """A norm, or a matrix with its bias, of a layer; part: its name in the GGUF."""
-        if part.endswith("norm"):
+        if "norm" in part:
             yield from self.norm(weights, theirs, ours)
+        elif part == UP_GATE:
+            n = self.n_ff
+            both = from_weight("", weights.take(f"{theirs}.weight", 2 * n, self.n_embd))
+            for i, name in enumerate(("ffn_up", "ffn_gate")):
+                yield some_rows(f"{ours.replace(UP_GATE, name)}.weight", both, i * n, n)
         else:
             yield from self.linear(weights, theirs, ours, self.shape(part), part in self.biased)
 
     def shape(self, part: str) -> tuple[int, int]:
         """Of a matrix of a layer."""
         n, n_ff = self.n_embd, self.n_ff
-        shapes = {"attn_qkv": (3 * n, n), "ffn_up": (n_ff, n), "ffn_gate": (n_ff, n)}
-        return {**shapes, "ffn_down": (n, n_ff)}.get(part, (n, n))
+        shapes = {"attn_qkv": (3 * n, n), "ffn_gate": (n_ff, n), "ffn_down": (n, n_ff)}
+        shapes["ffn_up"] = (2 * n_ff if self.gates_in_up else n_ff, n)
+        return shapes.get(part, (n, n))
 
     def ranker(self, weights: Weights, dense: str, score: str) -> Iterator[Output]:
         """A matrix whose activation the engine knows, and the score of what it gives."""

@@ -13,7 +13,7 @@ _PARTS = {
     "attn_norm": "attn_norm",
     "attn_qkv": "attn.Wqkv",
     "attn_output": "attn.Wo",
-    "ffn_up": "mlp.Wi",  # gates first, as llama.cpp has them
+    "ffn_up": "mlp.Wi",
     "ffn_down": "mlp.Wo",
     "ffn_norm": "mlp_norm",
 }
@@ -23,6 +23,7 @@ class ModernBert(Encoder):
     architecture = "modern-bert"
     first = "embeddings.tok_embeddings.weight"
     forms = (Form("layers.", _PARTS, "embeddings.norm"),)
+    gates_in_up = True
     rank_head = ("head.dense", "classifier")
 
     def __init__(self, config: Config):
@@ -84,10 +85,6 @@ class ModernBert(Encoder):
         if ours == "blk.0.attn_norm" and f"{theirs}.weight" not in weights:
             return  # the embedding has a norm of its own
         yield from super().part(weights, theirs, ours, part)
-
-    def shape(self, part: str) -> tuple[int, int]:
-        rows, columns = super().shape(part)
-        return (2 * rows if part == "ffn_up" else rows), columns
 
     def last(self, weights: Weights) -> Iterator[Output]:
         yield from self.norm(weights, "final_norm", "output_norm")

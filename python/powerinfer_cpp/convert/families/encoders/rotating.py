@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 
 from ...config import Config
-from ...tensors import Output, Weights, from_weight, some_rows
-from .encoder import Encoder, Form
+from ...tensors import Output, Weights, from_weight, stacked, transposed
+from ...writer import Entry, uint32
+from ..family import Family
+from .encoder import UP_GATE, Encoder, Form
 
 _NOMIC = {
     "attn_qkv": "attn.Wqkv",
@@ -15,12 +17,14 @@ _NOMIC = {
     "ffn_down": "mlp.fc2",
     "layer_output_norm": "norm2",
 }
-_BOTH = "ffn_up_gate"  # not a GGUF's: the rows of both, gates behind
+_NOMIC_PLAIN = {name: _NOMIC[name] for name in _NOMIC if name != "ffn_gate"}
+_NOMIC_PLAIN["ffn_up"] = "mlp.fc1"
+_EXPERTS = "experts"  # of a layer, in the place of its matrices
 _GTE = {
     "attn_qkv": "attention.qkv_proj",
     "attn_output": "attention.o_proj",
     "attn_output_norm": "attn_ln",
-    _BOTH: "mlp.up_gate_proj",
+    UP_GATE: "mlp.up_gate_proj",
     "ffn_down": "mlp.down_proj",
     "layer_output_norm": "mlp_ln",
 }
@@ -51,17 +55,14 @@ class NomicBert(Encoder):
         "n_head": ("n_head", "num_attention_heads"),
         "n_ctx": ("max_trained_positions", "n_positions", "max_position_embeddings"),
     }
-    forms = (Form("encoder.layers.", _NOMIC, "emb_ln"), _FIVE)
+    forms: tuple[Form, ...] = (Form("encoder.layers.", _NOMIC, "emb_ln"), _FIVE)
     default_types = 2
 
     def __init__(self, config: Config):
         super().__init__(config)
         published = "n_embd" in config.values
         self.norm_eps = config.number("layer_norm_epsilon", "layer_norm_eps", default=1e-12)
-        kind = config.values.get("activation_function", "swiglu")
-        if kind != "swiglu" or config.values.get("hidden_act", "silu") != "silu":
-            raise self.refuse("nomic_bert with an activation_function that is not swiglu")
-        self.activation = "silu"
+        self.read_activation()
         for name in (
             *("prenorm", "use_rms_norm", "parallel_block", "causal", "parallel_block_tied_norm"),
             *("rotary_emb_interleaved", "scale_attn_by_inverse_layer_idx"),
@@ -70,8 +71,6 @@ class NomicBert(Encoder):
                 raise self.refuse(f"nomic_bert with {name}")
         if config.number("rotary_emb_fraction", default=1.0) != 1:
             raise self.refuse("nomic_bert with partial rotation (rotary_emb_fraction)")
-        if config.integer("num_experts", default=0, least=0):
-            raise self.refuse("nomic_bert with experts")
         for name in ("rotary_scaling_factor", "rotary_emb_scale_base"):
             if config.values.get(name):
                 raise self.refuse(f"nomic_bert with {name}")
@@ -82,12 +81,75 @@ class NomicBert(Encoder):
         )
         # Of how it is computed and trained.
         config.known("fused_bias_fc", "use_xentropy", "dense_seq_output", "max_trained_positions")
-        config.known("pad_vocab_size_multiple")
+        config.known("pad_vocab_size_multiple", "add_pooling_layer")
         theta = config.number("rotary_emb_base", default=10000.0 if published else 1000.0)
         self.rope = self.read_rope(theta)
 
     def read_n_ff(self) -> int:
         return self.config.integer("n_inner", "intermediate_size")
+
+    def read_activation(self) -> None:
+        kind = self.config.values.get("activation_function", "swiglu")
+        if kind != "swiglu" or self.config.values.get("hidden_act", "silu") != "silu":
+            raise self.refuse("nomic_bert with an activation_function that is not swiglu")
+        self.activation = "silu"
+
+
+class NomicBertMoe(NomicBert):
+    """One layer of each period has experts, the others a block without gates."""
+
+    architecture = "nomic-bert-moe"
+    forms = (Form("encoder.layers.", _NOMIC_PLAIN, "emb_ln"),)
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.n_expert = config.integer("num_experts")
+        self.n_expert_used = config.integer("moe_top_k")
+        self.period = config.integer("moe_every_n_layers")
+        for name in ("moe_normalize_expert_weights", "num_shared_experts", "expert_choice_router"):
+            if config.values.get(name):
+                raise self.refuse(f"nomic_bert with {name}")
+        if config.integer("ffn_div", default=1) != 1:
+            raise self.refuse("nomic_bert with ffn_div")
+        config.known("moe_impl")  # how it is computed
+
+    def read_activation(self) -> None:
+        kind = self.config.values.get("activation_function")
+        if kind != "gelu":
+            raise self.refuse(f"nomic_bert with experts and activation_function {kind!r}")
+        self.activation = "gelu"
+
+    def entries(self) -> Iterator[Entry]:
+        yield from super().entries()
+        yield uint32(f"{self.architecture}.moe_every_n_layers", self.period)
+
+    def parts_of(self, form: Form, layer: int) -> dict[str, str]:
+        if layer % self.period != 1:
+            return form.parts
+        kept = {part: name for part, name in form.parts.items() if not part.startswith("ffn")}
+        return kept | {_EXPERTS: "mlp"}
+
+    def part(self, weights: Weights, theirs: str, ours: str, part: str) -> Iterator[Output]:
+        if part != _EXPERTS:
+            yield from super().part(weights, theirs, ours, part)
+            return
+        n, n_ff, block = self.n_expert, self.n_ff, ours.removesuffix(f".{_EXPERTS}")
+        router = weights.take(f"{theirs}.router.layer.weight", n, self.n_embd)
+        yield from_weight(f"{block}.ffn_gate_inp.weight", router, exact=True)
+        for name, ends, turn in (("w1", "ffn_up_exps", False), ("w2", "ffn_down_exps", True)):
+            every = weights.take(f"{theirs}.experts.mlp.{name}", n * n_ff, self.n_embd)
+            each = [every.between(e * n_ff, (e + 1) * n_ff) for e in range(n)]
+            make = transposed if turn else from_weight
+            yield stacked(f"{block}.{ends}.weight", [make("", expert) for expert in each])
+        bias = f"{theirs}.experts.bias"
+        # Of the sum. llama.cpp has no place for one that adds something.
+        if bias in weights and (weight := weights.take(bias, self.n_embd)).stored().any():
+            yield from_weight(f"{block}.ffn_exps.bias", weight)
+
+
+def nomic_bert(config: Config) -> Family:
+    """Nomic's models, with experts or without."""
+    return NomicBertMoe(config) if config.values.peek("num_experts") else NomicBert(config)
 
 
 class Gte(Encoder):
@@ -110,11 +172,3 @@ class Gte(Encoder):
         config.known("logn_attention_clip1", "pack_qkv", "unpad_inputs")
         config.known("use_memory_efficient_attention")
         self.rope = self.read_rope(160000.0 if config.model_type() == "gte" else 10000.0)
-
-    def part(self, weights: Weights, theirs: str, ours: str, part: str) -> Iterator[Output]:
-        if part != _BOTH:
-            yield from super().part(weights, theirs, ours, part)
-            return
-        both = from_weight("", weights.take(f"{theirs}.weight", 2 * self.n_ff, self.n_embd))
-        for i, name in enumerate(("ffn_up", "ffn_gate")):
-            yield some_rows(f"{ours.replace(_BOTH, name)}.weight", both, i * self.n_ff, self.n_ff)
