@@ -63,6 +63,7 @@ void embed(const Pass& p) {
     } else {
         ggml::embed_rows(p.context, m.token_embd, b.batch.token, 0, n, rows);
     }
+    p.adapters.add_rows(p.context, b.batch.token, n, &m.token_embd, rows);
     if (m.config.embedding_scale != 1) {
         ggml::scale(p.context, rows, m.config.embedding_scale, n * n_embd);
     }
@@ -72,6 +73,7 @@ void embed(const Pass& p) {
         ggml::add(p.context, rows, b.normed, n * n_embd);
     };
     add_rows(m.token_types, b.batch.type, 0);
+    p.adapters.add_rows(p.context, b.batch.type, n, &m.token_types, rows);
     add_rows(m.position_embd, b.batch.position, m.config.position_offset);
     if (m.embedding_norm) p.norm(rows, *m.embedding_norm, n, rows);
     if (rows != b.x) {

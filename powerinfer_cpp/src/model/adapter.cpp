@@ -30,6 +30,9 @@ struct RowRange {
 struct Targets {
     std::vector<int64_t> shape;   // [inputs, outputs] of the whole tensor
     std::vector<RowRange> parts;  // several where the engine divides a tensor (attn_qkv)
+    // Rows of the latter two are looked up. Files have the factors of the embedding the other way
+    // round: lora_a is [outputs, rank], and lora_b [inputs, rank].
+    enum class Kind { product, table, embedding } kind = Kind::product;
 };
 
 // Neuron rows have several names in files, adapters use that of the dense matrix.
@@ -65,7 +68,15 @@ std::map<std::string, Targets> all_targets(const Model& m) {
     }
     for (const std::string& name : turned) all.erase(name);
     // A tied head reads the embedding, but its adapter has nothing to do with that.
-    all.erase("token_embd.weight");
+    const std::string embedding = "token_embd.weight";
+    all.erase(embedding);
+    if (m.config.encoder) {
+        const auto add = [&](const std::string& name, const ggml::Matrix& w, Targets::Kind kind) {
+            if (w.rows) all[name] = {{w.cols, w.rows}, {{&w, 0, w.cols}}, kind};
+        };
+        add(embedding, m.token_embd, Targets::Kind::embedding);
+        add("token_types.weight", m.token_types, Targets::Kind::table);
+    }
     all["output.weight"] = {{m.config.n_embd, m.config.n_vocab},
                             {{&m.output, 0, m.config.n_vocab}}};
     for (int64_t i = 0; i < m.config.n_layer; i++) add_neurons(m, i, all);
@@ -84,7 +95,7 @@ Targets for_rows(const std::map<std::string, Targets>& all, const std::string& w
     if (!fused) return up;
     const auto gate = all.find(weight.substr(0, weight.size() - end.size()) + ".ffn_gate.weight");
     if (gate == all.end()) return up;
-    return {{up.shape[0], rows}, {gate->second.parts[0], {up.parts[0].weight, n, n}}};
+    return {{up.shape[0], rows}, {gate->second.parts[0], {up.parts[0].weight, n, n}}, up.kind};
 }
 
 // The format in memory: that of the file if products read it row by row with inputs in floats.
@@ -114,6 +125,22 @@ struct Adapter::Pair {
     const TensorInfo *file_a = nullptr, *file_b = nullptr;
     ggml::Matrix a, b;
     Targets targets;
+    // What LowRank has of it, from the file's factors.
+    void set_matrices() {
+        const int64_t in = targets.shape[0], out = targets.shape[1];
+        const auto matrix = [](DType type, int64_t rows, int64_t cols) {
+            return ggml::Matrix{format_in_memory(type), ggml::Layout::rows, rows, cols, nullptr};
+        };
+        if (targets.kind == Targets::Kind::product) {
+            a = matrix(file_a->type, file_a->ne[1], in);
+            b = matrix(file_b->type, out, file_a->ne[1]);
+            return;
+        }
+        if (targets.kind == Targets::Kind::table) std::swap(file_a, file_b);
+        a = matrix(file_a->type, out, file_a->ne[0]);
+        b = matrix(turned() ? DType::F32 : file_b->type, in, file_a->ne[0]);
+    }
+    bool turned() const { return targets.kind == Targets::Kind::table; }  // b in the file
 };
 
 void Adapter::check_kind() const {
@@ -164,21 +191,22 @@ std::vector<Adapter::Pair> Adapter::find_pairs() const {
         const auto target = targets.find(weight);
         if (target == targets.end()) refuse_target(gguf, a.name);
         pair.targets = for_rows(targets, weight, b.ne[1]);
-        const int64_t rank = a.ne[1], in = pair.targets.shape[0], out = pair.targets.shape[1];
+        const bool other_way = pair.targets.kind == Targets::Kind::embedding;
+        const int64_t rank = a.ne[other_way ? 0 : 1];
+        const int64_t in = pair.targets.shape[0], out = pair.targets.shape[1];
         if (rank < 1 || rank > kHighestRank) {
             refuse(gguf, Code::format,
                    format("tensor \"%s\" has rank %lld, not 1 to %lld", a.name.c_str(),
                           (long long)rank, (long long)kHighestRank));
         }
-        check_shape(gguf, a, {in, rank});
-        check_shape(gguf, b, {rank, out});
+        check_shape(gguf, a, other_way ? std::vector{rank, out} : std::vector{in, rank});
+        check_shape(gguf, b, {rank, other_way ? in : out});
         for (const TensorInfo* t : {&a, &b}) {
             if (ggml::info(t->type).is_float()) continue;
             refuse(gguf, Code::format,
                    "tensor \"" + t->name + "\" has type " + ggml::info(t->type).name);
         }
-        pair.a = {format_in_memory(a.type), ggml::Layout::rows, rank, in, nullptr};
-        pair.b = {format_in_memory(b.type), ggml::Layout::rows, out, rank, nullptr};
+        pair.set_matrices();
         pairs.push_back(pair);
     }
     if (pairs.empty()) refuse(gguf, Code::format, "the adapter changes no weight");
@@ -195,30 +223,33 @@ void Adapter::set_addresses(ggml::Carver& carver, std::vector<Pair>& pairs) cons
     }
 }
 
-void Adapter::read(const TensorInfo& t, const ggml::Matrix& to) const {
+void Adapter::read(const TensorInfo& t, const ggml::Matrix& to, bool turned) const {
     const ggml::DTypeInfo& stored = ggml::info(t.type);
-    const int64_t row = stored.size(to.cols), slab = std::max<int64_t>(1, (1 << 20) / row);
+    const int64_t n_rows = turned ? to.cols : to.rows, cols = turned ? to.rows : to.cols;
+    const int64_t row = stored.size(cols), slab = std::max<int64_t>(1, (1 << 20) / row);
+    const bool as_it_is = t.type == to.type && !turned;
     auto* const data = const_cast<uint8_t*>(to.data);
     std::vector<uint8_t> bytes;
-    std::vector<float> values(size_t(to.cols));
-    for (int64_t r0 = 0; r0 < to.rows; r0 += slab) {
-        const int64_t n = std::min(slab, to.rows - r0);
+    std::vector<float> values(static_cast<size_t>(cols));
+    for (int64_t r0 = 0; r0 < n_rows; r0 += slab) {
+        const int64_t n = std::min(slab, n_rows - r0);
         uint8_t* from = data + r0 * to.row_bytes();
-        if (t.type != to.type) {
+        if (!as_it_is) {
             bytes.resize(size_t(n * row));
             from = bytes.data();
         }
         file_.files[size_t(t.file)]->read(t.offset + uint64_t(r0 * row), from, size_t(n * row));
         for (int64_t i = 0; i < n; i++) {
-            ggml::decode_row({t.type, ggml::Layout::rows, n, to.cols, from}, i, values.data());
+            ggml::decode_row({t.type, ggml::Layout::rows, n, cols, from}, i, values.data());
             if (!std::all_of(values.begin(), values.end(),
                              [](float v) { return std::isfinite(v); }))
                 refuse(file_.gguf, Code::format,
                        format("tensor \"%s\" holds a value that is not finite in row %lld",
                               t.name.c_str(), (long long)(r0 + i)));
-            if (t.type == to.type) continue;
-            std::copy(values.begin(), values.end(),
-                      reinterpret_cast<float*>(data + (r0 + i) * to.row_bytes()));
+            if (as_it_is) continue;
+            auto* const floats = reinterpret_cast<float*>(data) + (r0 + i) * (turned ? 1 : cols);
+            for (int64_t c = 0; c < cols; c++)
+                floats[c * (turned ? to.cols : 1)] = values[size_t(c)];
         }
     }
 }
@@ -238,10 +269,11 @@ Adapter::Adapter(std::shared_ptr<const Model> m, const std::string& path)
     Sha256 hash;
     for (const Pair& pair : pairs) {
         read(*pair.file_a, pair.a);
-        read(*pair.file_b, pair.b);
-        const float scale = alpha == 0 ? 1.0f : float(alpha / double(pair.a.rows));
-        hash.add(format("%s %lld %d %d;", pair.weight.c_str(), (long long)pair.a.rows,
-                        int(pair.a.type), int(pair.b.type)));
+        read(*pair.file_b, pair.b, pair.turned());
+        const int64_t rank = pair.b.cols;
+        const float scale = alpha == 0 ? 1.0f : float(alpha / double(rank));
+        hash.add(format("%s %lld %d %d;", pair.weight.c_str(), (long long)rank, int(pair.a.type),
+                        int(pair.b.type)));
         hash.add(&scale, sizeof(scale));  // its text would depend on the program's locale
         for (const ggml::Matrix* w : {&pair.a, &pair.b}) hash.add(w->data, size_t(w->bytes()));
         for (const RowRange& t : pair.targets.parts) {

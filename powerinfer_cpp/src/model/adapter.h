@@ -11,10 +11,11 @@
 
 namespace powerinfer {
 
-// The change of one weight: B A, of which every product adds `scale` times.
+// The change of one weight: B A, of which every product adds `scale` times. Of a table, whose rows
+// are looked up: B times rows of A.
 struct LowRank {
-    ggml::Matrix a;   // [rank, inputs]
-    ggml::Matrix b;   // [outputs, rank]
+    ggml::Matrix a;   // [rank, inputs]; of a table [its rows, rank]
+    ggml::Matrix b;   // [outputs, rank]; of a table [its columns, rank]
     float scale = 1;  // alpha / rank
 };
 
@@ -40,7 +41,8 @@ class Adapter {
     // Takes memory for the matrices of all pairs, and puts their addresses there; null if the
     // carver only counts.
     void set_addresses(ggml::Carver& carver, std::vector<Pair>& pairs) const;
-    void read(const ggml::TensorInfo& t, const ggml::Matrix& to) const;
+    // turned: the file has it transposed.
+    void read(const ggml::TensorInfo& t, const ggml::Matrix& to, bool turned = false) const;
 
     ModelFile file_;
     Reservation reserved_;

@@ -33,7 +33,7 @@ Adapters::Adapters(const Model& model, std::vector<ScaledAdapter> used, int64_t 
         hash.add(&u.scale, sizeof(u.scale));
         for (const auto& [weight, low] : u.adapter->terms()) {
             terms_[weight].push_back({low.a, low.b, u.scale * low.scale});
-            rank = std::max(rank, low.a.rows);
+            rank = std::max(rank, low.b.cols);
             widest = std::max(widest, low.b.rows);
             in_layers_ = in_layers_ || weight != &model.output;
         }
@@ -56,14 +56,28 @@ void Adapters::add(ggml::Context& context, const ggml::Input& x, const void* wei
     const auto found = terms_.find(weight);
     if (found == terms_.end()) return;
     for (const Term& term : found->second) {
-        const int64_t rank = term.a.rows, width = term.b.rows, together = piece_ / width;
         ggml::matmul(context, {x.x, x.rows, x.cols, {}}, {{term.a, scratch_.down}});
-        for (int64_t t = 0; t < x.rows; t += together) {
-            const int64_t n = std::min(together, x.rows - t);
-            const ggml::Input low{scratch_.down + t * rank, n, rank, {}};
-            ggml::matmul(context, low, {{term.b, scratch_.up}});
-            ggml::add_scaled(context, y + t * width, term.scale, scratch_.up, n * width);
-        }
+        add_up(context, term, x.rows, y);
+    }
+}
+
+void Adapters::add_rows(ggml::Context& context, const int32_t* ids, int64_t n, const void* table,
+                        float* y) const {
+    const auto found = terms_.find(table);
+    if (found == terms_.end()) return;
+    for (const Term& term : found->second) {
+        ggml::embed_rows(context, term.a, ids, 0, n, scratch_.down);
+        add_up(context, term, n, y);
+    }
+}
+
+void Adapters::add_up(ggml::Context& context, const Term& term, int64_t n, float* y) const {
+    const int64_t rank = term.b.cols, width = term.b.rows, together = piece_ / width;
+    for (int64_t t = 0; t < n; t += together) {
+        const int64_t some = std::min(together, n - t);
+        const ggml::Input low{scratch_.down + t * rank, some, rank, {}};
+        ggml::matmul(context, low, {{term.b, scratch_.up}});
+        ggml::add_scaled(context, y + t * width, term.scale, scratch_.up, some * width);
     }
 }
 

@@ -33,6 +33,9 @@ class Adapters {
     // y[t] += sum of scale * B (A x[t]) over the adapters that change the weight, in their order.
     // y: [x.rows, outputs]. `weight`: the address of the Matrix or NeuronRows in the model.
     void add(ggml::Context& context, const ggml::Input& x, const void* weight, float* y) const;
+    // The same of rows of a table: y[t] += sum of scale * B (row ids[t] of A).
+    void add_rows(ggml::Context& context, const int32_t* ids, int64_t n, const void* table,
+                  float* y) const;
     // Room for the values of a layer's neurons, [max_rows, n_ff]; null if no term needs it.
     float* neuron_values() const { return scratch_.values; }
 
@@ -49,6 +52,9 @@ class Adapters {
         float* up = nullptr;      // [piece]: B (A x) of some rows
         float* values = nullptr;  // [max_rows, n_values]
     };
+    // y += scale * B (Scratch::down), of n rows.
+    void add_up(ggml::Context& context, const Term& term, int64_t n, float* y) const;
+
     std::vector<ScaledAdapter> used_;
     std::map<const void*, std::vector<Term>> terms_;
     bool in_layers_ = false;

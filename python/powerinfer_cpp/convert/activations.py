@@ -83,6 +83,7 @@ _DEFAULTS = {
     "nomic-bert-moe": ("gelu", "relu"),
     "jina-bert-v2": ("gelu", "relu"),
     "gte": ("gelu", "relu"),
+    "jina-bert-v3": ("gelu", "relu"),
     "modern-bert": ("gelu", "relu"),
     "eurobert": ("silu", "relu"),
     "llama-embed": ("silu", "relu"),

@@ -58,6 +58,11 @@ void weights_bert(Model& m, std::vector<WeightSpec>& specs) {
     Weights(m, specs).positions();
 }
 
+// Jina's embeddings 3 (arXiv 2409.10173): XLM-RoBERTa with RoPE.
+void weights_jina3(Model& m, std::vector<WeightSpec>& specs) {
+    weights_of(m, specs, form_of(false));
+}
+
 void weights_gated(Model& m, std::vector<WeightSpec>& specs) {
     weights_of(m, specs, form_of(true));
 }
@@ -112,6 +117,7 @@ const std::vector<Family> kBertFamilies = {
     Family{"jina-bert-v2", configure_relative, weights_jina}
         .with(Activation::gelu)
         .without_rotation(),
+    Family{"jina-bert-v3", configure_relative, weights_jina3}.with(Activation::gelu),
 };
 
 }  // namespace powerinfer
