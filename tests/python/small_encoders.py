@@ -113,6 +113,7 @@ class Small:
     dense: tuple[tuple[int, str], ...] = ()
     old_norms: bool = False  # named gamma and beta
     padding: int = 0  # rows of the embedding beyond the tokens
+    five: dict[str, Any] | None = None  # config.json as transformers 5 has it, whose names it has
 
 
 BERT: dict[str, Any] = {
@@ -174,6 +175,30 @@ QWEN3 = {
     "rope_theta": 1000000.0,
     "tie_word_embeddings": True,
 }
+NOMIC: dict[str, Any] = {
+    "model_type": "nomic_bert",
+    "architectures": ["NomicBertModel"],
+    **{"n_embd": 24, "n_layer": 2, "n_head": 3, "n_inner": 40, "n_positions": 8192},
+    "max_trained_positions": N_CTX,
+    "activation_function": "swiglu",
+    "layer_norm_epsilon": 1e-12,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    **{"qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False},
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+}
+GTE: dict[str, Any] = {
+    **BERT,
+    "model_type": "new",
+    "architectures": ["NewModel"],
+    "type_vocab_size": 1,
+    "position_embedding_type": "rope",
+    "rope_theta": 20000,
+    "layer_norm_type": "layer_norm",
+    "logn_attention_scale": False,
+    "pack_qkv": True,
+}
 SCORE = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 IDENTITY = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
 POOLER = linear("pooler.dense", 24, 24)
@@ -229,37 +254,24 @@ ALL: dict[str, Small] = {
         lambda: word_pieces(OF_MPNET),
         unused=POOLER,
     ),
-    "nomic": Small(
-        {
-            "model_type": "nomic_bert",
-            "architectures": ["NomicBertModel"],
-            **{"n_embd": 24, "n_layer": 2, "n_head": 3, "n_inner": 40, "n_positions": 8192},
-            "max_trained_positions": N_CTX,
-            "activation_function": "swiglu",
-            "layer_norm_epsilon": 1e-12,
-            "rotary_emb_base": 1000,
-            "rotary_emb_fraction": 1.0,
-            "type_vocab_size": 2,
-            "pad_token_id": 0,
-        },
+    "nomic": Small(NOMIC, word_pieces, padding=6),
+    "nomic-five": Small(
+        NOMIC,
         word_pieces,
-        padding=6,
+        five={
+            **{**BERT, "model_type": "nomic_bert", "architectures": ["NomicBertModel"]},
+            **{"head_dim": 8, "hidden_act": "silu"},
+            "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"},
+        },
     ),
-    "gte": Small(
-        {
-            **{key: BERT[key] for key in BERT if key != "type_vocab_size"},
-            "model_type": "new",
-            "architectures": ["NewModel"],
-            "type_vocab_size": 1,
-            "position_embedding_type": "rope",
-            "rope_theta": 20000,
-            "layer_norm_type": "layer_norm",
-            "logn_attention_scale": False,
-            "pack_qkv": True,
-        },
+    "gte": Small(GTE, word_pieces, unused=POOLER, pooling="cls"),
+    "gte-five": Small(
+        {**GTE, "type_vocab_size": 0},
         word_pieces,
-        unused=POOLER,
-        pooling="cls",
+        five={
+            **{**BERT, "model_type": "gte", "architectures": ["GteModel"], "type_vocab_size": 0},
+            "rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"},
+        },
     ),
     "modernbert": Small(MODERN, lambda: between("[CLS]", "[SEP]"), padding=3),
     "modernbert-silu": Small(  # as IBM's, with layers by name and norms with biases
@@ -403,6 +415,39 @@ def random_weights(shapes: Shapes, ones: bool, seed: int) -> dict[str, np.ndarra
     return found
 
 
+# Of Nomic's and GTE's published names; of two of them in one, the rows are of several.
+FIVE = (
+    *(
+        ("encoder.layers.", "layers."),
+        ("encoder.layer.", "layers."),
+        ("emb_ln", "embeddings.LayerNorm"),
+    ),
+    *((".attn.Wqkv", ".self_attn.{q,k,v}_proj"), (".attn.out_proj", ".self_attn.o_proj")),
+    (".attention.qkv_proj", ".self_attn.{q,k,v}_proj"),
+    *((".attention.o_proj", ".self_attn.o_proj"), (".mlp.up_gate_proj", ".mlp.{up,gate}_proj")),
+    *(
+        (".mlp.fc11", ".mlp.up_proj"),
+        (".mlp.fc12", ".mlp.gate_proj"),
+        (".mlp.fc2", ".mlp.down_proj"),
+    ),
+    *((".norm1", ".post_attention_layernorm"), (".norm2", ".post_mlp_layernorm")),
+    *((".attn_ln", ".post_attention_layernorm"), (".mlp_ln", ".post_mlp_layernorm")),
+)
+
+
+def as_five(stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Tensors of Nomic's models and GTE by the names of transformers 5."""
+    found = {}
+    for name, values in stored.items():
+        for theirs, new in FIVE:
+            name = name.replace(theirs, new)
+        before, brace, rest = name.partition("{")
+        parts, _, after = rest.partition("}")
+        names = [f"{before}{part}{after}" for part in parts.split(",")] if brace else [name]
+        found |= dict(zip(names, np.split(values, len(names)), strict=True))
+    return found
+
+
 def write_json(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))
@@ -421,6 +466,8 @@ def make(
     shapes = SHAPES[kind](cfg)
     weights = random_weights(shapes | small.head, ones, seed)
     stored = {small.prefix + key: weights[key] for key in shapes}
+    if small.five:
+        stored = as_five(stored)
     stored |= {key: weights[key] for key in small.head}
     if small.old_norms:
         old = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
@@ -428,7 +475,7 @@ def make(
             stored = {key.replace(ours, theirs): value for key, value in stored.items()}
     stored |= random_weights(small.unused, ones, seed + 1)
     folder.mkdir(parents=True)
-    write_json(folder / "config.json", cfg)
+    write_json(folder / "config.json", {**small.five, "vocab_size": n_vocab} if small.five else cfg)
     checkpoints.save_safetensors(folder / "model.safetensors", stored, "F32")
     tokenizer.save(str(folder / "tokenizer.json"))
     dense = [] if name in RANKERS else sentence_files(folder, small, seed)

@@ -281,9 +281,9 @@ def test_modules_of_embeddings(tmp_path: Path) -> None:
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
     assert keys_of(folder)["qwen3.pooling_type"] == 2
-    modules.append({"idx": 2, "name": "2", "path": "2_Dense", "type": kind + "Dense"})
+    modules.append({"idx": 2, "name": "2", "path": "2_LayerNorm", "type": kind + "LayerNorm"})
     (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(UnsupportedModelError, match="module Dense changes embeddings"):
+    with pytest.raises(UnsupportedModelError, match="module LayerNorm changes embeddings"):
         converted(folder)
     assert keys_of(folder, allow_unknown=True)["qwen3.pooling_type"] == 2
 

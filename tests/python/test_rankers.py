@@ -107,8 +107,10 @@ def test_what_rank_takes(ranker: Converted) -> None:
         best = llm.rank(QUERY, DOCUMENTS, top_n=2)
         top = set(np.argsort(-np.array(scores))[:2])
         assert [i for i, score in enumerate(best) if score == scores[i]] == sorted(top)
-        assert np.isnan(best).sum() == len(DOCUMENTS) - 2
+        assert [score for score in best if score not in scores] == [-np.inf] * 3
         assert llm.rank(QUERY, DOCUMENTS, top_n=9) == scores
+        with pytest.raises(ValueError, match="top_n must be at least 1, not 0"):
+            llm.rank(QUERY, DOCUMENTS, top_n=0)
         with pytest.raises(ValueError, match="instruction: this model's pairs have no place"):
             llm.rank(QUERY, DOCUMENTS, instruction="x")
         for call in (llm.embed, llm.create_embedding):
