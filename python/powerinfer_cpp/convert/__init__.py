@@ -68,6 +68,8 @@ def convert(
     pre-tokeniser of a byte-level vocabulary, overrides the one that its files describe.
     A folder of the package peft (adapter_config.json) becomes an adapter of the model `base`: its
     GGUF, or a folder with its config.json; only outfile and outtype (default: f32) apply to it.
+    Of a checkpoint that holds adapters for tasks (Jina's embeddings 3) each becomes a file
+    lora-TASK-NAME beside the model's, in F32.
     allow_unknown: convert a folder without the keys of its config.json and the tensors that change
     results and are not known here, with a note, instead of raising UnsupportedModelError or
     ModelFormatError.
@@ -125,6 +127,7 @@ def convert(
     vocab = read_vocab(folder, config, family.n_vocab, pre)
     make_ranker(folder, family, vocab, rank)
     sentence = read_sentence(folder, allow_unknown)
+    sentence.prompts = family.prompts | sentence.prompts
     unread = judge_keys(config, allow_unknown)
     for note in [*family.notes, *vocab.notes, *sentence.notes, *unread]:
         log(f"note: {note}")
@@ -175,7 +178,11 @@ def convert(
     if bundle:
         stored, keys = bundles.bundled(stored, family.n_layer)
         entries += keys
+    adapters = lora.task_adapters(folder, family, target)
     write_gguf(target, family.architecture, entries, stored, inputs)
+    for path, keys, tensors in adapters:
+        write_gguf(path, family.architecture, keys, tensors, inputs)
+        log(f"note: the adapter of a task that the checkpoint holds is {path.name}")
     return target
 
 
@@ -210,7 +217,7 @@ def _weights(folder: Path, family: Family, scheme: packed.Scheme) -> dict[str, W
         else:
             checkpoint = packed.unpacked(checkpoint, scheme)
         family.of_mlx = bool(scheme.mlx) or metadata_format(folder) == "mlx"
-        return mlx.restored(checkpoint, family)
+        return family.take_adapters(mlx.restored(checkpoint, family))
     except ModelFormatError as error:
         raise type(error)(f"{folder}: {error}") from None
 

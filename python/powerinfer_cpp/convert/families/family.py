@@ -82,6 +82,11 @@ class Family:
         self.said_tied = config.values.get("tie_word_embeddings") is not None
         self.tied = config.flag("tie_word_embeddings", self.tied)
         self.notes: list[str] = []  # notes for the user
+        # By task and by the weight's name in the family's model: factors [rank, inputs] and
+        # [outputs, rank] of what is added to it adapter_alpha / rank times.
+        self.adapters: dict[str, dict[str, tuple[Weight, Weight]]] = {}
+        self.adapter_alpha = 1.0
+        self.prompts: dict[str, str] = {}  # that config.json has, by the task
         if self.n_head % self.n_head_kv:
             raise ModelFormatError(
                 f"{config.path}: {self.n_head} heads are not a multiple of "
@@ -175,6 +180,13 @@ class Family:
         layer = _LAYER.match(name)
         behind = layer and 0 <= int(layer[1]) - self.n_layer < self.n_nextn
         return bool(behind or DRAFT_TENSORS.fullmatch(name))
+
+    def take_adapters(self, checkpoint: dict[str, Weight]) -> dict[str, Weight]:
+        """The weights without those of adapters, which are in `adapters` from then on.
+
+        Raises ModelFormatError for broken ones.
+        """
+        return checkpoint
 
     def take_guesses(self, checkpoint: dict[str, Weight]) -> dict[str, Weight]:
         """The tensors of a layer that predicts further tokens, by their names without what stands

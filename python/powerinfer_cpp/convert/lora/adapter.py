@@ -39,7 +39,8 @@ _REFUSED = {
     "monteclora_config": "MonteCLoRA",
 }
 _EXPERT = re.compile(r"\.experts\.\d+\.")
-_TABLES = {f"{name}.weight" for name in ("token_embd", "position_embd", "per_layer_token_embd")}
+_EMBEDDING = "token_embd.weight"
+_TABLES = {_EMBEDDING, "position_embd.weight", "per_layer_token_embd.weight"}
 # Initialisations that also change the weights of the base model.
 _CHANGES_BASE = re.compile(r"pissa.*|olora|corda|loftq|lora_ga", re.IGNORECASE)
 
@@ -71,7 +72,7 @@ def convert_adapter(
         folder, family, changes, lambda c: _alpha_of(config, c.module, alpha, c.rank) / alpha
     )
     tensors: list[Stored] = []
-    for output in _outputs(folder, family, weights, shapes):
+    for output in changed_outputs(folder, family, weights, shapes):
         fmt = format_by_name(outtype)
         tensors.append(encoded(output, fmt if fmt.fits(output.row) else format_by_name("F16")))
     if not tensors:
@@ -133,10 +134,18 @@ def _read_base(base: Path) -> tuple[Family, dict[str, tuple[int, ...]]]:
         return family, {tensor.name: tensor.shape for tensor in gguf.tensors}
 
 
-def _outputs(
-    folder: Path, family: Family, weights: AdapterWeights, shapes: dict[str, tuple[int, ...]]
+def changed_outputs(
+    folder: Path,
+    family: Family,
+    weights: AdapterWeights,
+    shapes: dict[str, tuple[int, ...]],
+    tables: bool = False,
 ) -> Iterator[Output]:
-    """Both factors of every change, as the family orders and scales the weight that is changed."""
+    """Both factors of every change, as the family orders and scales the weight that is changed.
+
+    shapes: of the base model's tensors, as far as they are known. tables: changes of tables are of
+    use, too, as in encoders. Raises what convert_adapter raises.
+    """
 
     def refuse(what: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"{folder}: the adapter changes {what}")
@@ -156,7 +165,7 @@ def _outputs(
             why = f"which is no matrix there but {list(output.shape)}"
         if isinstance(first, np.ndarray):  # values of the family's own
             continue
-        if output.name in _TABLES:
+        if output.name in _TABLES and not tables:
             first, why = None, "whose rows are looked up, and which adapters cannot change"
         if first is None or len(output.shape) != 2:
             raise refuse(f"{weights.asked}: in a GGUF that is {output.name}, {why}")
@@ -177,6 +186,13 @@ def _factors(output: Output) -> Iterator[Output]:
     """The two matrices of a changed one, read on demand as its rows are."""
     product: Callable[[int, int], Any] = output.rows
     rank = len(product(0, 1).right)
+    if output.name == _EMBEDDING:  # a file has the factors of its transpose
+        yield Output(
+            f"{output.name}.lora_a", (output.n_rows, rank), lambda a, b: product(a, b).left
+        )
+        shape = (output.row, rank)
+        yield Output(f"{output.name}.lora_b", shape, lambda a, b: product(0, 1).right.T[a:b])
+        return
     name, shape = f"{output.name}.lora_a", (rank, output.row)
     yield Output(name, shape, lambda a, b: product(0, 1).right[a:b])
     name, shape = f"{output.name}.lora_b", (output.n_rows, rank)
