@@ -145,7 +145,7 @@ def convert(
         if not dense and predictor is None and embeds_predictors(family, checkpoint):
             neuron_aware = family.keep_predictors = True
         found = list(_outputs(folder, checkpoint, predictor, family, neuron_aware, allow_unknown))
-        found += sentence.outputs(family.widths)
+        found += sentence.outputs(family.vector_widths)
         for note in family.notes:
             log(f"note: {note}")
     # Only after the embedding has confirmed the number of tokens in config.json.
@@ -160,7 +160,7 @@ def convert(
     threshold = None if predictor is None else sparse_threshold(Path(predictor))
     kept = next((output.own_format for output in found if output.own_format), outtype)
     entries = list(_entries(folder.name, family, vocab, kept, neuron_aware, threshold))
-    widths = family.widths
+    widths = family.vector_widths
     entries += sentence.entries(family.architecture, family.n_ctx, widths, family.ranks)
     if statistics is not None:
         tensors, keys = activation_files.as_gguf(statistics, stored, family.n_layer)

@@ -100,7 +100,7 @@ class Family:
         return self.config.integer("intermediate_size")
 
     @property
-    def widths(self) -> list[int]:
+    def vector_widths(self) -> list[int]:
         """Of a row, and behind a projection of the model's own."""
         return [self.n_embd, self.projection] if self.projection else [self.n_embd]
 
