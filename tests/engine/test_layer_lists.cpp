@@ -83,7 +83,7 @@ template <typename F>
 void check(const char* name, int64_t n_embd, int64_t n_layer, std::vector<Rope> ropes,
            const F& add_layer, const Sums& by_hand, int64_t layer_embd = 0) {
     Model m;
-    m.layer_embd.width = layer_embd;
+    m.layer_embd.width = layer_embd, m.layer_embd.of_tokens = layer_embd > 0;
     m.config.n_embd = n_embd, m.config.n_layer = n_layer, m.config.n_vocab = 1000;
     m.config.n_ctx = 4096, m.config.ropes = std::move(ropes);
     m.layers.resize(size_t(n_layer));
