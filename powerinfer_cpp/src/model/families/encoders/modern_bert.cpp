@@ -20,7 +20,13 @@ void configure_modern_bert(const ggml::Gguf& gguf, Config& c) {
     c.rope_pairs = ggml::RopePairs::halves;
     // Of the models of IBM.
     const std::string_view act = gguf.string(key(".hidden_activation"), "gelu");
-    if (act == "silu") c.activation = Activation::silu;
+    if (act == "silu") {
+        c.activation = Activation::silu;
+    } else if (act != "gelu") {
+        throw ggml::Error(ggml::Code::unsupported, gguf.path() + ": " + key(".hidden_activation") +
+                                                       ": \"" + std::string(act.substr(0, 40)) +
+                                                       "\" is not supported");
+    }
     c.ropes.push_back(
         {gguf.number(key(".rope.freq_base_swa"), 1e-3, 1e12, 10000), c.ropes[0].n_rot, false});
     const auto kind = gguf.integer(key(".classifier.pooling_type"), 1, 2, 1);
