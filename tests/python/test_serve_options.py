@@ -80,7 +80,7 @@ def test_biases_of_options(model_path: Path) -> None:
 
 def test_without_the_page(model_path: Path) -> None:
     with serving.in_thread(model_path, Settings(page=False)) as running:
-        assert running.get("").status_code == 404
+        assert running.get("").status_code == 405  # POST is there
         assert running.get("health").status_code == 200
 
 

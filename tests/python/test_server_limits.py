@@ -132,11 +132,10 @@ def test_a_client_of_embeddings_goes(running: serving.InThread) -> None:
     """Between two inputs; and those that wait for their turn keep no thread from the others."""
     body = {"input": [PROMPT * 20] * 600}
     clients = [running.ask("v1/embeddings", body) for _ in range(45)]
-    time.sleep(0.2)
-    found = running.post("v1/completions", {"prompt": PROMPT, "max_tokens": 2})
-    assert found.status_code == 200
     shares = running.server._preparing._embedding
-    assert shares.n_waiting > 0
+    wait_for(lambda: shares.n_waiting > 0)
+    found = running.post("v1/completions", {"prompt": PROMPT, "max_tokens": 2})
+    assert found.status_code == 200 and shares.n_held > 0
     for client in clients:
         client.close()
     wait_for(lambda: shares.n_held == 0, 20)
@@ -337,9 +336,9 @@ def test_ids_that_no_model_has(running: serving.InThread) -> None:
     """They are refused before they share a pass of the engine with the texts of others."""
     with running.ask("v1/completions", {**LONG, "max_tokens": 30}) as other:
         wait_for(lambda: running.model.scheduler.n_active == 1)
-        for path in ("v1/completions", "v1/embeddings"):
+        for path, field in (("v1/completions", "prompt"), ("v1/embeddings", "input")):
             for prompt in ([5, 10**6], [[5], [2**31 - 1]]):
-                body = {"prompt": prompt, "input": prompt, "max_tokens": 4}
+                body = {field: prompt, "max_tokens": 4}
                 assert "below" in refused(running.post(path, body))["message"]
         refused(running.post("detokenize", {"tokens": [10**6]}))
         assert other.recv(15) == b"HTTP/1.1 200 OK"

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from ..core import options
 from ..core.checks import whole_or_none
-from ..core.errors import UnsupportedModelError
 from ..core.log import logger
 from ..core.model import Model
 from ..core.plan import memory_plan
@@ -20,7 +19,6 @@ from ..core.sequences.context import Context
 from ..core.sequences.embedding import (
     MEAN,
     NONE,
-    RANK,
     Embedder,
     embedding_fields,
     no_texts,
@@ -74,8 +72,6 @@ class Runtime:
             given.verbose,
         )
         self.pooling = pooling_of(self.model, given.pooling_type)
-        if self.pooling == RANK and not (self.model.ranks or given.vocab_only):
-            raise UnsupportedModelError(f"{self.model.path}: this model does not rank texts")
         if self.gives_no_text:  # and has no session beside the one for them
             self._planned = embedding_fields(given.session, self.pooling)
         self.adapters = Adapters(self.model)

@@ -61,7 +61,7 @@ class TextVectors:
                 "this model gives vectors of texts, and no scores of pairs: rank() needs a model "
                 "that ranks"
             )
-        self._require_score()
+        self.require_score()
         if not documents:
             return Made(np.empty(0, np.float32), [])
         ids, types = self.inputs.pairs(query, documents, instruction)
@@ -88,7 +88,7 @@ class TextVectors:
             scores = 1 / (1 + np.exp(-scores.astype(np.float64)))
         return scores
 
-    def _require_score(self) -> None:
+    def require_score(self) -> None:
         """Raises UnsupportedModelError for a head whose labels are not one, or yes and no."""
         model, n = self._model, self.embedder.width
         labels = model.gguf.value(f"{model.architecture}.classifier.output_labels", [])

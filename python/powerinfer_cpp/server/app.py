@@ -71,10 +71,10 @@ class Server:
         self._preparing = Preparing(self.models, settings)
         self._states = StateRoutes(self.models, settings, self._preparing)
         recorded = Recorded(settings.max_recorded)
-        texts = TextRoutes(self.models, settings, self.queues, self._preparing, recorded)
+        self._texts = TextRoutes(self.models, settings, self.queues, self._preparing, recorded)
         vectors = VectorRoutes(self.models, settings, self._preparing, recorded)
         described = Route("/openapi.json", "This description.", self._describe)
-        self.routes = [*texts.table(), *vectors.table(), *self._states.table(), described]
+        self.routes = [*self._texts.table(), *vectors.table(), *self._states.table(), described]
         self.page = page = Page(settings.page)
         self.app = Starlette(
             routes=[

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import RequestError, about_request
+from ..core.errors import RequestError, UnsupportedModelError, about_request
 from ..core.logits import LogitsProcessor, StoppingCriteria
 from ..core.model import release
 from ..core.sampling import Sampling
@@ -94,7 +94,7 @@ class ServedModel:
                 fields, n_pins = vector_fields(given, n_ctx_vectors), 0
             self.vectors = Vectors(self.runtime, fields["n_ctx"])
             if self.vectors.ranks:
-                self.vectors.inputs.pairs("", [])  # refuses a file without a template for them
+                self._check_ranks()
             self._session = self._opened(fields)
         self.model, self.prompts = self.runtime.model, self.runtime.prompts
         if chat_template is not None:
@@ -121,6 +121,14 @@ class ServedModel:
         self.engine = Engine(self.scheduler, deliver)
         if self.prefixes is not None:
             self.prefixes.start(self.engine, self.scheduler.keep_with(self.prefixes))
+
+    def _check_ranks(self) -> None:
+        """Raises UnsupportedModelError for a model without scores, or without a template of pairs
+        that it needs."""
+        model = self.runtime.model
+        if not model.ranks:
+            raise UnsupportedModelError(f"{model.path}: the model does not rank texts (cls.output)")
+        self.vectors.inputs.pairs("", [])
 
     def _opened(self, fields: Mapping[str, Any]) -> Session:
         """The session of the scheduler, with the model's adapters."""
@@ -170,7 +178,7 @@ class ServedModel:
             found = self.prompts.processors(None, logit_bias, grammar, limit)
             return None if found is None else _Asked(found)
 
-        self._check_writes()
+        self.check_writes()
         with about_request():
             if suffix is None:
                 ids = self._checked_ids(prompt)
@@ -217,7 +225,7 @@ class ServedModel:
     ) -> Turn:
         """The prompt of a chat, and how its answer is constrained and read; arguments as for
         `create_chat_completion`. Raises RequestError for what cannot be used."""
-        self._check_writes()
+        self.check_writes()
         with about_request():
             return self.prompts.turn(
                 messages, tools, tool_choice, grammar, parallel_tool_calls, thinking=thinking
@@ -285,7 +293,7 @@ class ServedModel:
         found = self.model.storage()
         return found is not None and found.unit == "experts"
 
-    def _check_writes(self) -> None:
+    def check_writes(self) -> None:
         """Raises RequestError for a model that gives no text."""
         if words := no_texts(self.model):
             raise RequestError(words)

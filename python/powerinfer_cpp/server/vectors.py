@@ -74,9 +74,9 @@ class Vectors:
         return self._runtime.pooling == RANK
 
     @property
-    def pooling(self) -> str:
-        """The name of what becomes of a text's rows."""
-        return POOLING_NAMES[self._runtime.pooling]
+    def pooling(self) -> str | None:
+        """The name of what becomes of a text's rows; None: the file asks for what there is not."""
+        return POOLING_NAMES.get(self._runtime.pooling)
 
     @property
     def width(self) -> int:
@@ -89,7 +89,10 @@ class Vectors:
         calls this. Raises what `Runtime.open_vectors` raises."""
         with self._lock:
             if self._opened is None:
-                self._opened = self._runtime.open_vectors()
+                opened = self._runtime.open_vectors()
+                if opened.ranks:
+                    opened.require_score()
+                self._opened = opened
             return self._opened
 
     def groups(self, asked: Asked, busy: Callable[[], bool]) -> Iterator[list[int]]:

@@ -17,7 +17,7 @@ MOST_NORM = 64  # that vectors may be scaled by, in llama.cpp's numbers
 _TEXTS = 16  # that a call computes together, at most; each has a page of keys and values of its own
 _PAGE = 64  # positions
 
-Ids = Sequence[int]
+Ids = Sequence[int] | np.ndarray
 
 
 def check_pooling(pooling_type: int) -> int:

@@ -136,6 +136,9 @@ def check_vectors(model: ServedModel, status: int) -> None:
     if model.vectors.ranks:
         words = "this model ranks texts, and gives no vectors of them (POST /v1/rerank)"
         raise Refusal(status, words, "model")
+    if model.vectors.pooling is None:
+        words = "this model's file asks for a kind of pooling that there is not (--pooling)"
+        raise Refusal(501, words, "model")
 
 
 def check_direction(given: str | None) -> None:

@@ -32,6 +32,7 @@ class Preparing:
         self._shares = {
             Cost.TOKENS: Shares(4, 2, quick),
             Cost.TEMPLATE: Shares(4, 2, quick),
+            Cost.MANY_TEXTS: Shares(4, 1, long),
             Cost.GRAMMAR: Shares(4, 1, long),
             Cost.COLOURS: Shares(2, 1, long),
         }

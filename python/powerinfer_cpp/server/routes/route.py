@@ -18,9 +18,11 @@ BYTES = "application/octet-stream"
 
 class Cost(Enum):
     """What a body takes, of texts before they begin. Who only needs tokens does not wait for
-    templates, and neither of them for grammars or colours, which may take a second or more."""
+    templates, and neither of them for the tokens of thousands of texts, for grammars or colours,
+    which may take a second or more."""
 
     TOKENS = "tokens"
+    MANY_TEXTS = "many texts"
     TEMPLATE = "template"
     GRAMMAR = "grammar"
     COLOURS = "colours"

@@ -136,6 +136,7 @@ class TextRoutes:
         async def serve(call: Call) -> Response:
             body, name = call.body, self._models.name_of(call.model)
             model = self._models.get(call.model)
+            model.check_writes()
             if body.lora is not None:
                 check_adapters(body.lora, [scale for _, scale in model.runtime.adapters.listed()])
             model.engine.check_room(call.sender, body.n_texts)

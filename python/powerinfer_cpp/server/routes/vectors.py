@@ -15,7 +15,7 @@ from ..served import ServedModel
 from ..settings import Settings
 from ..vectors import Turns
 from .preparing import Made, Preparing
-from .route import Call, Route, json
+from .route import Call, Cost, Route, json
 
 _SCORES = "Scores of texts for a query, the best first (Jina, Cohere; TEI)."
 
@@ -31,21 +31,28 @@ class VectorRoutes:
 
     def table(self) -> list[Route]:
         """The routes."""
-        said = "Vectors of texts (TEI)."
+        of_tei = ("Vectors of texts (TEI).", self._tei, vectors.TeiEmbedBody, TEI)
+        many = Cost.MANY_TEXTS
         return [
             Route(
                 "/v1/embeddings",
                 "Vectors of texts (OpenAI).",
                 self._embeddings,
                 vectors.EmbeddingBody,
+                cost=many,
             ),
             *[
-                Route(path, _SCORES, self._rerank, ranks.RerankBody)
+                Route(path, _SCORES, self._rerank, ranks.RerankBody, cost=many)
                 for path in ("/v1/rerank", "/v1/reranking", "/v2/rerank")
             ],
-            Route("/v1/score", "Scores of pairs of texts (vLLM).", self._score, ranks.ScoreBody),
-            Route("/embed", said, self._tei, vectors.TeiEmbedBody, TEI),
-            Route("/", said, self._tei, vectors.TeiEmbedBody, TEI),
+            Route(
+                "/v1/score",
+                "Scores of pairs of texts (vLLM).",
+                self._score,
+                ranks.ScoreBody,
+                cost=many,
+            ),
+            *[Route(path, *of_tei, many) for path in ("/embed", "/")],
             Route("/info", "What the model makes of texts (TEI).", self._info, None, TEI),
         ]
 
