@@ -78,10 +78,21 @@ template <typename W, int R, int T>
 // columns 51 to 53, 2048 columns 53 to 56 (59 are possible).
 constexpr int64_t kRows = 32, kColumns = 2048;
 
+// What a block prefetches beside every four of its rows: n rows, `step` apart, of the four at `w`.
+struct Ahead {
+    const uint8_t* w;
+    int n, step;
+};
+
+template <typename W>
+constexpr int64_t kLine = 64 / W::size;  // values of a cache line
+
 template <typename W, int T>
 [[gnu::noinline]] void block(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k,
-                             const float* x, int64_t ldx, float* y, int64_t ldy) {
+                             const float* x, int64_t ldx, float* y, int64_t ldy,
+                             const Ahead& ahead) {
     __m512 sums[kRows / 4][4][T];
+    const int64_t apart = ahead.step * row_bytes;
     for (int64_t k0 = 0; k0 < k; k0 += kColumns) {
         const int64_t end = k - k0 < kColumns ? k : k0 + kColumns;
         for (int64_t r = 0; r < n_rows; r += 4) {
@@ -92,7 +103,18 @@ template <typename W, int T>
                 }
             }
             const uint8_t* rows = w + r * row_bytes;
+            const uint8_t* next = ahead.w + r * row_bytes;
             int64_t i = k0;
+            if (ahead.n) {
+                for (; i + kLine<W> <= end; i += kLine<W>) {
+                    const uint8_t* line = next + i * W::size;
+                    for (int n = 0; n < ahead.n; n++, line += apart)
+                        _mm_prefetch(line, _MM_HINT_T1);
+                    for (int64_t j = i; j < i + kLine<W>; j += 16) {
+                        step<W, 4, T>(rows, row_bytes, j, x, ldx, 0xffff, sum);
+                    }
+                }
+            }
             for (; i + 16 <= end; i += 16) step<W, 4, T>(rows, row_bytes, i, x, ldx, 0xffff, sum);
             if (i < end) step<W, 4, T>(rows, row_bytes, i, x, ldx, first(end - i), sum);
             if (end < k) {
@@ -107,6 +129,36 @@ template <typename W, int T>
         }
     }
 }
+
+// Rows up to which there is room for the next kRows of them in the L2 cache.
+constexpr int64_t kShort = 8192;  // bytes
+
+// Up to kRows rows by all tokens. The processor's own prefetchers lose their way on four rows at
+// once, above all on short ones. So the tiles of tokens share the prefetching of the rows behind
+// these. Nobody did so for the first rows of a call, nor for long ones: then the first tile
+// prefetches four rows while it computes those before. Zen 4, 10^9 products per second of a core,
+// rows of F32 from memory without and with that: 384 columns and 27 tokens 30 and 46 (52 from the
+// L2 cache), 234 tokens 47 and 50; 4,864 columns and 4 tokens 11 and 17, 64 tokens 43 and 45.
+template <typename W>
+void blocks(const uint8_t* w, int64_t row_bytes, int64_t n_rows, bool first_rows, int64_t k,
+            const float* x, int64_t ldx, int64_t nt, float* y, int64_t ldy) {
+    const auto tiles = int((nt + kMost - 1) / kMost);
+    const bool alone = tiles == 1, shares = !alone && row_bytes <= kShort;
+    const int own = alone || !shares || first_rows;  // tiles that prefetch for themselves
+    const int step = tiles - own < 4 ? tiles - own : 4;
+    int i = -own;
+    for_tiles(nt, [&](auto tokens, int64_t t) {
+        Ahead ahead{w, 0, 1};
+        if (i < 0) {
+            ahead = {w + 4 * row_bytes, 4, 1};
+        } else if (shares && i < step) {
+            ahead = {w + (n_rows + i) * row_bytes, (3 - i) / step + 1, step};
+        }
+        block<W, tokens>(w, row_bytes, n_rows, k, x + t * ldx, ldx, y + t * ldy, ldy, ahead);
+        i++;
+    });
+}
+
 template <typename W, int R>
 void row_tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_t ldx,
               int64_t nt, float* y, int64_t ldy) {
@@ -134,10 +186,7 @@ void matmul(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, cons
     }
     while (nt >= kFewest && r < in_fours) {
         const int64_t n = in_fours - r < kRows ? in_fours - r : kRows;
-        for_tiles(nt, [&](auto tokens, int64_t t) {
-            block<W, tokens>(w + r * row_bytes, row_bytes, n, k, x + t * ldx, ldx, y + t * ldy + r,
-                             ldy);
-        });
+        blocks<W>(w + r * row_bytes, row_bytes, n, r == 0, k, x, ldx, nt, y + r, ldy);
         r += n;
     }
     for (; r < in_fours; r += 4) {
