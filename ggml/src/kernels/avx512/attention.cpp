@@ -49,16 +49,32 @@ void scores(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const fl
     if (nt == 1) tiles(Count<1>(), 0);
 }
 
-float largest(const float* x, int64_t n) {
-    __m512 most = _mm512_set1_ps(-INFINITY);
-    for (int64_t i = 0; i < n; i += 16) most = _mm512_max_ps(_mm512_loadu_ps(x + i), most);
-    return _mm512_reduce_max_ps(most);
-}
+struct Sixteen {
+    static float largest(const float* x, int64_t n) {
+        __m512 most = _mm512_set1_ps(-INFINITY);
+        for (int64_t i = 0; i < n; i += 16) most = _mm512_max_ps(_mm512_loadu_ps(x + i), most);
+        return _mm512_reduce_max_ps(most);
+    }
+    static float total(const float* x, int64_t n) {
+        __m512 sum = _mm512_setzero_ps();
+        for (int64_t i = 0; i < n; i += 16) sum = _mm512_add_ps(sum, _mm512_loadu_ps(x + i));
+        return _mm512_reduce_add_ps(sum);
+    }
+    // Whole registers are stored: loads would wait for parts of them.
+    static void outside(float* x, int64_t n, int64_t begin, int64_t end, float v) {
+        const auto set = [&](float* at, uint32_t lanes) {
+            const __m512 old = _mm512_loadu_ps(at);
+            _mm512_storeu_ps(at, _mm512_mask_mov_ps(old, __mmask16(lanes), _mm512_set1_ps(v)));
+        };
+        if (begin > 0) set(x, (1u << begin) - 1);
+        if (end < n) set(x + n - 16, ~0u << (end - n + 16));
+    }
+};
 
 }  // namespace
 
 const scores_fn scores__f32_f32 = scores<F32>;
 const scores_fn scores__f16_f32 = scores<F16>;
-const softmax_fn softmax__f32 = softmax<largest>;
+const softmax_fn softmax__f32 = softmax<Sixteen>;
 
 }  // namespace ggml::cpu::avx512

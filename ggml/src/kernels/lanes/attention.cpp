@@ -55,19 +55,35 @@ void scores(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const fl
     }
 }
 
-float largest(const float* x, int64_t n) {
-    f32x8 even = splat(-INFINITY), odd = even;
-    for (int64_t i = 0; i < n; i += 16) {
-        even = max(load_f32(x + i), even);
-        odd = max(load_f32(x + i + 8), odd);
+struct TwiceEight {
+    static float largest(const float* x, int64_t n) {
+        f32x8 even = splat(-INFINITY), odd = even;
+        for (int64_t i = 0; i < n; i += 16) {
+            even = max(load_f32(x + i), even);
+            odd = max(load_f32(x + i + 8), odd);
+        }
+        return horizontal_max(max(even, odd));
     }
-    return horizontal_max(max(even, odd));
-}
+    static float total(const float* x, int64_t n) {
+        float sums[16] = {};
+        for (int64_t i = 0; i < n; i += 16) {
+            for (int j = 0; j < 16; j++) sums[j] += x[i + j];
+        }
+        for (int half = 8; half > 0; half /= 2) {
+            for (int j = 0; j < half; j++) sums[j] += sums[j + half];
+        }
+        return sums[0];
+    }
+    static void outside(float* x, int64_t n, int64_t begin, int64_t end, float v) {
+        for (int64_t i = 0; i < begin; i++) x[i] = v;
+        for (int64_t i = end; i < n; i++) x[i] = v;
+    }
+};
 
 }  // namespace
 
 const scores_fn scores__f32_f32 = scores<F32>;
 const scores_fn scores__f16_f32 = scores<F16>;
-const softmax_fn softmax__f32 = softmax<largest>;
+const softmax_fn softmax__f32 = softmax<TwiceEight>;
 
 }  // namespace ggml::cpu::GGML_ISA

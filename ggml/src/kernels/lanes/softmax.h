@@ -11,34 +11,31 @@ namespace ggml::cpu {
 
 namespace {
 
-// largest_of(x, n): the largest of n values, a multiple of sixteen; NaN is none of them. GCC 12
-// makes no vector code of such a loop.
-template <float (*largest_of)(const float*, int64_t)>
+// What GCC 12 makes no good code of, for n values, a multiple of sixteen, is a member of Lanes:
+//   largest(x, n)                  NaN is none of them
+//   total(x, n)                    value i in lane i % 16, and these by halves
+//   outside(x, n, begin, end, v)   makes those before `begin` and from `end` on v; these are in the
+//                                  first and the last register
+template <typename Lanes>
 void softmax(float* score, int64_t begin, int64_t end, float softcap, float* top, float* sum) {
     constexpr int64_t kLanes = 16;
-    const int64_t first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
+    const int64_t first = begin / kLanes * kLanes;
+    const int64_t n = (end - first + kLanes - 1) / kLanes * kLanes;
+    score += first;
+    begin -= first;
+    end -= first;
     // Whole registers: what is beside the range has no weight.
-    for (int64_t i = first; i < begin; i++) score[i] = -INFINITY;
-    for (int64_t i = end; i < last; i++) score[i] = -INFINITY;
+    Lanes::outside(score, n, begin, end, -INFINITY);
     if (softcap != 0) {
-        for (int64_t i = first; i < last; i++) score[i] = softcap * tanh_f32(score[i]);
-        for (int64_t i = first; i < begin; i++) score[i] = -INFINITY;
-        for (int64_t i = end; i < last; i++) score[i] = -INFINITY;
+        for (int64_t i = 0; i < n; i++) score[i] = softcap * tanh_f32(score[i]);
+        Lanes::outside(score, n, begin, end, -INFINITY);
     }
-    const float largest = largest_of(score + first, last - first);
-    for (int64_t i = first; i < last; i++) score[i] = exp_of_negative(score[i] - largest);
+    const float largest = Lanes::largest(score, n);
+    for (int64_t i = 0; i < n; i++) score[i] = exp_of_negative(score[i] - largest);
     // Not among the values of other rows, if the largest is infinite and they are not numbers.
-    for (int64_t i = first; i < begin; i++) score[i] = 0;
-    for (int64_t i = end; i < last; i++) score[i] = 0;
-    float sums[kLanes] = {};
-    for (int64_t i = first; i < last; i += kLanes) {
-        for (int j = 0; j < kLanes; j++) sums[j] += score[i + j];
-    }
-    for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-        for (int j = 0; j < half; j++) sums[j] += sums[j + half];
-    }
+    Lanes::outside(score, n, begin, end, 0);
     *top = largest;
-    *sum = sums[0];
+    *sum = Lanes::total(score, n);
 }
 
 }  // namespace
