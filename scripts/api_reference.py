@@ -77,7 +77,8 @@ SECTIONS: dict[str, dict[str, str]] = {
 ELSEWHERE = {"LlamaCache", "LogitsProcessor", "StoppingCriteria", "__version__"}
 PARTS = {
     "LlamaTokens": "The model, token by token",
-    "Llama": "Texts, chats and embeddings",
+    "LlamaVectors": "Vectors and ranks",
+    "Llama": "Texts and chats",
 }
 
 
