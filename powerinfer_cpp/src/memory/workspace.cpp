@@ -9,11 +9,14 @@ namespace powerinfer {
 namespace {
 
 // The widest input of a product, rounded up to whole blocks of activations.
-int64_t widest(const Model& m, const LargestSizes& sizes) {
+int64_t widest(const Model& m, const LargestSizes& sizes, bool pools) {
     const Config& c = m.config;
-    const int64_t n = std::max({c.stream_width(), sizes.out_dim, sizes.by_head, sizes.n_ff,
-                                sizes.folded, sizes.mixed, sizes.joined, c.predictor_rank,
-                                m.layer_embd.width, m.guesses() ? 2 * c.n_embd : 0});
+    int64_t n = std::max({c.stream_width(), sizes.out_dim, sizes.by_head, sizes.n_ff, sizes.folded,
+                          sizes.mixed, sizes.joined, c.predictor_rank, m.layer_embd.width,
+                          m.guesses() ? 2 * c.n_embd : 0});
+    for (const auto* steps : {&m.dense, &m.ranker}) {
+        for (const TextStep& step : *steps) n = std::max(n, pools ? step.w.cols : 0);
+    }
     return (n + ggml::kQ - 1) / ggml::kQ * ggml::kQ;
 }
 
@@ -54,7 +57,7 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     for (float** to : {&x, &out}) carver.take(*to, {rows, c.stream_width()});
     for (float** to : {&normed, &ffn_out}) carver.take(*to, {rows, c.n_embd});
     read = ggml::SharedInput(carver, rows, c.n_embd);
-    const int64_t width = widest(model, sizes);
+    const int64_t width = widest(model, sizes, p.pooling != 0);
     input = ggml::InputBuffer(carver, std::max(rows, (most.values + width - 1) / width), width);
 
     const int64_t latents = ggml::kKvPage * ggml::info(ggml::DType(p.type_k)).size(sizes.latent);
