@@ -203,6 +203,67 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
     CHECK(close(steady_in_parts(op, rows), expected, size, kLimit));
 }
 
+// Rows that see both sides: the whole text, or so many positions before and behind them; with
+// biases of the scores by distance.
+void test_both_sides(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_dim, int64_t n,
+                     int64_t radius, bool biased) {
+    const Pages kv(type, n_head_kv, head_dim, head_dim);
+    const int64_t width = n_head * head_dim, farthest = n + 2;
+    const Floats q = random_floats(n * width, 2);
+    const Floats bias = random_floats(n_head * (2 * farthest + 1), 3);
+    std::vector<AttentionRow> table;
+    for (int64_t t = 0; t < n; t++) {
+        table.push_back(
+            {kv.pages[0], std::max<int64_t>(0, t - radius), std::min(t + radius + 1, n), t});
+    }
+    AttentionScores how{float(1 / std::sqrt(double(head_dim)))};
+    if (biased) how.bias = bias.data(), how.farthest = farthest;
+    const auto op = [&](Context& context, int64_t first, int64_t some) {
+        Floats out(size_t(some * width), NAN);
+        Carved<AttentionScratch> scratch("scratch", context.threads.size(), n, Pages::kPositions,
+                                         AttentionSizes{n_head, head_dim, head_dim, width});
+        attention(context, kv.k, n_head, how, table.data() + first, some, q.data() + first * width,
+                  *scratch, out.data());
+        return out;
+    };
+    static std::map<std::tuple<DType, int64_t, int64_t, int64_t, int64_t, int64_t, bool>,
+                    std::pair<Doubles, Doubles>>
+        known;
+    auto& [expected, size] = known[{type, n_head, n_head_kv, head_dim, n, radius, biased}];
+    for (int64_t t = 0; expected.size() < size_t(n * width); t++) {
+        for (int64_t h = 0; h < n_head; h++) {
+            const int64_t base = h / (n_head / n_head_kv) * head_dim;
+            Doubles weight;
+            double sum = 0;
+            for (int64_t p = 0; p < n; p++) {
+                if (std::abs(p - t) > radius) continue;
+                double dot = 0;
+                for (int64_t i = 0; i < head_dim; i++) {
+                    dot += double(q[size_t(t * width + h * head_dim + i)]) *
+                           kv.key[0][size_t(base + p * kv.width + i)];
+                }
+                dot /= std::sqrt(double(head_dim));
+                if (biased) dot += bias[size_t(h * (2 * farthest + 1) + farthest + p - t)];
+                weight.push_back(std::exp(dot));
+                sum += weight.back();
+            }
+            const int64_t first = std::max<int64_t>(0, t - radius);
+            for (int64_t i = 0; i < head_dim; i++) {
+                double y = 0, total = 0;
+                for (size_t p = 0; p < weight.size(); p++) {
+                    const int64_t at = base + (first + int64_t(p)) * kv.width + i;
+                    const double term = weight[p] / sum * kv.value[0][size_t(at)];
+                    y += term;
+                    total += std::fabs(term);
+                }
+                expected.push_back(y);
+                size.push_back(total);
+            }
+        }
+    }
+    CHECK(close(steady_in_parts(op, n), expected, size, kLimit));
+}
+
 // Reads of keys and values are counted once for all rows and heads that share them.
 void test_attention_bytes() {
     const auto read = [](int64_t n_head, int64_t n_head_kv,
@@ -304,6 +365,14 @@ void test_all() {
     test_attention(DType::Q8_0, 8, 2, 64, 300);
     test_attention(DType::Q8_0, 8, 2, 64, 300, 0, true);
     test_attention(DType::Q8_0, 8, 1, 96, 0, 0, false, 64);
+    for (const bool biased : {false, true}) {
+        test_both_sides(DType::F32, 4, 4, 16, 1, 300, biased);
+        test_both_sides(DType::F32, 3, 3, 8, 65, 300, biased);
+        test_both_sides(DType::F32, 8, 2, 20, 259, 300, biased);
+        test_both_sides(DType::F32, 8, 2, 20, 259, 12, biased);
+        test_both_sides(DType::F32, 6, 1, 13, 300, 70, biased);
+        test_both_sides(DType::F16, 4, 2, 96, 130, 64, biased);
+    }
     for (DType type : {DType::F16, DType::F32, DType::Q8_0}) test_values_in_keys(type, 96, 64);
     test_values_in_keys(DType::F16, 45, 37);
     test_attention_bytes();
