@@ -1,5 +1,6 @@
 // Any bytes as text, through SentencePiece-style and byte-level vocabularies: the ids must be valid
-// and give the text back, whatever the text is. And as the trie of a table of characters.
+// and give the text back, whatever the text is; WordPiece's must be valid, and no more than bytes.
+// And as the trie of a table of characters.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -8,6 +9,7 @@
 #include "base/utf8.h"
 #include "fuzz/vocabularies.h"
 #include "tokenizer/charsmap.h"
+#include "tokenizer/unicode/normal_forms.h"
 
 // Without spaces and U+2581, which stands for a space in SentencePiece's pieces: written in a text,
 // it comes back as one.
@@ -44,17 +46,21 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     replace_by_trie(text);
     for (bool special : {false, true}) {
         std::string back;
-        for (int32_t id : vocab.tokenize(text, special)) {
+        const std::vector<int32_t> ids = vocab.tokenize(text, special);
+        if (vocab.wordpiece && ids.size() > text.size()) std::abort();
+        for (int32_t id : ids) {
             if (id < 0 || id >= vocab.size()) std::abort();
             back += vocab.text(id, true);
         }
         // A control token takes the place of its own text; and a SentencePiece-style vocabulary
         // puts a space at the beginning and after every user-defined token, as llama.cpp does.
-        if (special) continue;
+        if (special || vocab.wordpiece) continue;
         // Invalid bytes become U+FFFD there.
         if (vocab.unigram && !powerinfer::is_utf8(text)) continue;
+        // And some vocabularies put a text into NFC.
+        const std::string want(vocab.composes ? powerinfer::composed(text) : text);
         const bool restored =
-            vocab.add_space_prefix ? without_spaces(back) == without_spaces(text) : back == text;
+            vocab.add_space_prefix ? without_spaces(back) == without_spaces(want) : back == want;
         if (!restored) {
             std::fprintf(stderr, "text of %zu bytes came back as %zu\n", text.size(), back.size());
             std::abort();

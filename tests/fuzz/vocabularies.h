@@ -38,8 +38,18 @@ inline powerinfer::Vocab make(const char* model, const char* pre, bool prefixed 
     std::vector<std::string> texts{"<unk>", "<s>", "</s>", "<|user|>", "<tool>"};
     std::vector<int32_t> types{2, 3, 3, 3, 4};
     std::vector<std::string> merges;
-    const bool unigram = std::string(model) == "t5";
-    if (unigram || std::string(model) == "llama") {
+    const bool unigram = std::string(model) == "t5", wordpiece = std::string(model) == "bert";
+    if (wordpiece) {
+        for (const char* piece :
+             {"a", "the", "un", ".", "\xE4\xB8\xAD", "\xC3\xA9", "\xE2\x96\x81"}) {
+            texts.push_back(std::string("\xE2\x96\x81") + piece);
+            types.push_back(1);
+        }
+        for (const char* piece : {"a", "b", "ab", "able", "\xC3\xA9", "\xCC\x87"}) {
+            texts.push_back(piece);
+            types.push_back(1);
+        }
+    } else if (unigram || std::string(model) == "llama") {
         for (int b = 0; b < 256; b++) {
             char name[8];
             std::snprintf(name, sizeof(name), "<0x%02X>", unsigned(b));
@@ -75,7 +85,7 @@ inline powerinfer::Vocab make(const char* model, const char* pre, bool prefixed 
         w.add_strings("tokenizer.ggml.tokens", texts);
         w.add_f32s("tokenizer.ggml.scores", scores);
         w.add_i32s("tokenizer.ggml.token_type", types);
-        if (unigram) w.add_u32("tokenizer.ggml.unknown_token_id", 0);
+        if (unigram || wordpiece) w.add_u32("tokenizer.ggml.unknown_token_id", 0);
         if (unigram || prefixed) w.add_bool("tokenizer.ggml.add_space_prefix", true);
         if (!merges.empty()) w.add_strings("tokenizer.ggml.merges", merges);
         w.finish();
@@ -100,6 +110,7 @@ inline const std::vector<powerinfer::Vocab>& vocabularies() {
         }
         v.push_back(make("t5", nullptr));
         v.push_back(make("gpt2", "qwen2", true));
+        v.push_back(make("bert", nullptr));
         return v;
     }();
     return all;

@@ -25,6 +25,7 @@ MEMORY = [
     in (
         *("bundle", "file_io", "gguf", "gguf_files", "hostile", "memory", "placement", "reader"),
         *("record", "sequences", "session", "storage_faults", "tokenizer"),
+        *("encoders", "normal_forms", "wordpiece"),
     )
 ]
 # Those in which threads share something.
