@@ -311,6 +311,14 @@ class Call {
     void whole_tile(const AttentionTile& tile, int64_t kv_head,
                     const AttentionScratch::Thread& mine) const {
         load(tile, kv_head, mine);
+        if (tile.n_blocks() == 1) {
+            // With the bits of a merge with nothing: it makes 0 of -0.
+            const AttentionSums& sums = mine.block;
+            block(tile, kv_head, tile.first_block(), mine, sums);
+            for (int64_t i = 0; i < tile.n * v_dim_; i++) sums.values[i] += 0.0f;
+            for (int64_t i = 0; i < tile.n; i++) finish(sums, i, number(tile, kv_head, i));
+            return;
+        }
         clear(mine.all, tile.n, v_dim_);
         for (int64_t b = 0; b < tile.n_blocks(); b++) {
             const Range some = block(tile, kv_head, tile.first_block() + b, mine, mine.block);
