@@ -270,7 +270,7 @@ def test_a_family_that_nothing_is_like(llama: Spliced, tmp_path: Path) -> None:
         memory_plan(str(path), {}, {})
 
 
-@pytest.mark.parametrize("tokenizer", ["bert", "rwkv"])
+@pytest.mark.parametrize("tokenizer", ["plamo2", "rwkv"])
 def test_an_unknown_family_matters_more_than_its_tokenizer(
     tokenizer: str, llama: Spliced, tmp_path: Path
 ) -> None:
