@@ -352,7 +352,7 @@ def test_other_keys_and_allow_unknown(
     assert (logits(llama.path) == logits(path, allow_unknown=True)).all()
     # An override may say that a value is none.
     path = llama.write(tmp_path / "m.gguf", {"llama.attention.causal": False})
-    with pytest.raises(UnsupportedModelError, match="encoder"):
+    with pytest.raises(UnsupportedModelError, match="see only those before them"):
         opened(path, caplog)
     assert opened(path, caplog, overrides={"llama.attention.causal": True}) == []
 
