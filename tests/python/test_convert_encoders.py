@@ -315,6 +315,15 @@ def test_the_longest_text(tmp_path: Path) -> None:
     assert limit() is None
 
 
+@pytest.mark.parametrize("name", ["bert", "nomic", "modernbert", "mpnet"])
+def test_neuron_rows(name: str, tmp_path: Path) -> None:
+    """Nobody computes them in encoders."""
+    folder = make(tmp_path / "m", name).folder
+    with pytest.raises((UnsupportedModelError, ValueError), match="neuron"):
+        converted(folder, activation="relu", bundle=True)
+    assert not (tmp_path / "m.gguf").exists()
+
+
 def test_every_family_is_tried() -> None:
     """KEYS has each architecture."""
     kinds = {small.config["model_type"] for small in ALL.values()}

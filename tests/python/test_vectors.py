@@ -6,6 +6,7 @@ refused.
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import encoder_reference
 import numpy as np
 import pytest
 from families import quiet
+from gguf_files import changed
 from powerinfer_cpp.convert import convert
+from powerinfer_cpp.core.gguf import Gguf
 from reference import relative_error
 from small_encoders import ALL, RANKERS, Checkpoint, make
 
@@ -118,6 +121,29 @@ def test_a_long_text_is_cut(family: Converted) -> None:
     with family.open(n_ctx=n) as llm:
         found, count = llm.embed(text, return_count=True)
     assert count == n and relative_error(np.array(found), want) < LIMIT
+
+
+def test_a_file_of_others(family: Converted, tmp_path: Path) -> None:
+    """Without our keys, as llama.cpp's converter writes files, vectors are the same; but for NFC,
+    and activations of dense layers, which its keys do not tell."""
+    with Gguf(family.path) as file:
+        ours = [key for key in file.metadata if key.startswith("powerinfer.")]
+    bare = changed(family.path, tmp_path / "bare.gguf", dict.fromkeys(ours))
+    texts = [text for text in texts_of(family) if unicodedata.is_normalized("NFC", text)]
+    with family.open() as llm, Converted(bare, family.checkpoint).open() as other:
+        assert other.pooling_type() == llm.pooling_type()
+        same = other.embed(texts) == llm.embed(texts)
+        assert other.prompts == {}
+    assert same == ("Tanh" not in [act for _, act in family.checkpoint.dense])
+
+
+def test_half_the_bits(family: Converted, tmp_path: Path) -> None:
+    out = tmp_path / "half.gguf"
+    convert(family.checkpoint.folder, outtype="f16", outfile=out, log=quiet)
+    texts = texts_of(family)
+    with Converted(out, family.checkpoint).open() as llm:
+        found = np.array(llm.embed(texts))
+    assert LIMIT < relative_error(found, family.want(texts)) < 3e-3
 
 
 # ---- transformers ----------------------------------------------------------------------------
