@@ -4,6 +4,7 @@ shapes of OpenAI's clients and of text-embeddings-inference. test_server_ranks.p
 from __future__ import annotations
 
 import base64
+import io
 import json
 import time
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ import openai
 import pytest
 import serving
 from gguf_files import Spliced, changed
+from powerinfer_cpp.cli import main as command
 from powerinfer_cpp.core.errors import UnsupportedModelError
+from powerinfer_cpp.server import run
 from powerinfer_cpp.server.dialects.dialect import TEI
 from powerinfer_cpp.server.errors import Refusal
 from powerinfer_cpp.server.settings import Settings
@@ -472,6 +475,17 @@ def test_a_model_that_closes(bert: Converted) -> None:
     client.close()
 
 
+def test_a_server_that_ends(bert: Converted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for further calls is told so."""
+    with serving.in_thread(bert.path) as running:
+        calls = slowly(running, monkeypatch)
+        with running.ask("v1/embeddings", {"input": ["the bear " * 20] * 800}) as client:
+            wait_for(lambda: len(calls) > 2)
+            running.server.end()
+            assert client.recv(12) == b"HTTP/1.1 503"
+        assert len(calls) < 25
+
+
 def test_several_models(bert: Converted, model_path: Path, alone: Llama, tmp_path: Path) -> None:
     """Each has its own context; an error names what a model is."""
     with serving.in_thread({"text": model_path, "vectors": bert.path}, n_ctx=512) as running:
@@ -484,3 +498,60 @@ def test_several_models(bert: Converted, model_path: Path, alone: Llama, tmp_pat
         assert running.server.models.get("vectors").n_ctx == N_CTX
         with pytest.raises(openai.BadRequestError, match="writes no texts"):
             running.openai().completions.create(model="vectors", prompt="x")
+
+
+# ---- Commands ----
+
+
+def test_commands_say_what_it_is(
+    bert: Converted, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    for words in (["complete", "-m", bert.path, "-p", "hi"], ["chat", "-m", bert.path]):
+        assert command([str(word) for word in words]) == 1
+        out, err = capfd.readouterr()
+        assert not out and len(err.splitlines()) == 1 and "Traceback" not in err
+        assert "this model gives vectors of texts, and writes no texts" in err
+    assert command(["serve", "--plan", str(bert.path), "-c", "9999"]) == 0
+    assert f"{N_CTX} tokens of a text (-c)" in capfd.readouterr().out
+    assert command(["serve", "--plan", str(bert.path), "--rerank"]) != 0
+    assert "does not rank texts" in capfd.readouterr().err
+
+
+def test_options_of_serve(
+    bert: Converted, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[dict[str, Any], Settings]] = []
+    monkeypatch.setattr(
+        run, "run", lambda _paths, options, settings, *_rest: given.append((options, settings))
+    )
+    lines = ("", "--truncate --embd-normalize -1 --pooling none -c 40", "--reranking")
+    for line in lines:
+        assert command(["serve", str(bert.path), *line.split()]) == 0
+    options, settings = zip(*given, strict=True)
+    assert [of["pooling_type"] for of in options] == [-1, 0, 4]
+    assert [(of["n_ctx"], of["n_ctx_vectors"]) for of in options] == [
+        (None, None),
+        (40, 40),
+        (None, None),
+    ]
+    assert [(of.truncate, of.embd_normalize) for of in settings] == [
+        (False, 2),
+        (True, -1),
+        (False, 2),
+    ]
+    # Beside a model that writes, whose context does not become a short one.
+    assert command(["serve", f"a={bert.path}", f"b={model_path}"]) == 0
+    assert given[-1][0]["n_ctx"] == 1024 and given[-1][0]["n_ctx_vectors"] is None
+    for wrong in (["--embd-normalize", "65"], ["--pooling", "max"], ["--embd-normalize", "x"]):
+        assert command(["serve", str(bert.path), *wrong]) == 2
+
+
+def test_a_server_says_what_it_serves(bert: Converted) -> None:
+    with serving.program(bert.path, "--truncate") as program:
+        found = vectors(program.post("v1/embeddings", {"input": LONG_TEXT}))
+        assert found.shape == (1, WIDTH)
+        program.process.terminate()
+        _, err = program.process.communicate(timeout=serving.SECONDS)
+    words = "this model gives vectors of texts, and writes no texts (POST /v1/embeddings)"
+    assert err.splitlines() == [f"bert: {words}"]

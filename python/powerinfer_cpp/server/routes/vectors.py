@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.responses import Response
 
@@ -9,6 +10,7 @@ from ... import __version__
 from ..answering import WholeResponse
 from ..dialects import ranks, vectors
 from ..dialects.dialect import TEI
+from ..errors import Refusal
 from ..models import Models
 from ..recorded import Recorded
 from ..served import ServedModel
@@ -60,7 +62,12 @@ class VectorRoutes:
         self, call: Call, n_bytes: int, work: Callable[[Turns], Awaitable[bytes]]
     ) -> Response:
         """What work gives. n_bytes: of the answer."""
-        run = functools.partial(self._preparing.embedded, call.sender)
+
+        async def run(work: Callable[..., Made], *of: Any) -> Made:
+            if self._models.closing:
+                raise Refusal(503, "the server is ending")
+            return await self._preparing.embedded(call.sender, work, *of)
+
         turns = Turns(run, lambda: bool(self._models.writing()))
         reserve = self._models.get(call.model).reserve
         taken = self._recorded.take(call.sender, n_bytes, reserve)
