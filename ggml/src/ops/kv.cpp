@@ -10,12 +10,16 @@ namespace ggml {
 
 namespace {
 
-// Values of one position of a run of floats, from column c0 on. T has the size of a value.
+// Keys of n_rows adjacent positions of a run of floats, from column c0 on, of rows `apart` bytes
+// from each other. T has the size of a value.
 template <typename T>
-void put_values(const uint8_t* values, int64_t c0, int64_t n, int64_t at, uint8_t* run) {
+void put_floats(const uint8_t* rows, int64_t apart, int64_t n_rows, int64_t c0, int64_t n,
+                int64_t at, uint8_t* run) {
     for (int64_t i = 0; i < n; i++) {
-        std::memcpy(run + ((c0 + i) * kKvPage + at) * int64_t(sizeof(T)),
-                    values + i * int64_t(sizeof(T)), sizeof(T));
+        T* const to = reinterpret_cast<T*>(run) + (c0 + i) * kKvPage + at;
+        for (int64_t r = 0; r < n_rows; r++) {
+            std::memcpy(to + r, rows + r * apart + i * int64_t(sizeof(T)), sizeof(T));
+        }
     }
 }
 template <typename T>
@@ -31,15 +35,18 @@ int64_t strip_block(DType type, int64_t head_dim, int64_t at, int64_t b) {
     return at / kStrip * kStrip * info(type).size(head_dim) + b * kStrip * info(type).bytes;
 }
 
-// Puts n encoded values of position `at`, from column c0 on, into a run of keys.
-void put_key(DType type, int64_t head_dim, const uint8_t* values, int64_t c0, int64_t n, int64_t at,
-             uint8_t* run) {
-    if (type == DType::F32) return put_values<uint32_t>(values, c0, n, at, run);
-    if (type == DType::F16) return put_values<uint16_t>(values, c0, n, at, run);
+// Puts n encoded values of each of n_rows adjacent positions, from column c0 and from position `at`
+// on, into a run of keys. Rows are `apart` bytes from each other.
+void put_keys(DType type, int64_t head_dim, const uint8_t* rows, int64_t apart, int64_t n_rows,
+              int64_t c0, int64_t n, int64_t at, uint8_t* run) {
+    if (type == DType::F32) return put_floats<uint32_t>(rows, apart, n_rows, c0, n, at, run);
+    if (type == DType::F16) return put_floats<uint16_t>(rows, apart, n_rows, c0, n, at, run);
     const DTypeInfo& format = info(type);
-    for (int64_t b = 0; b < n / format.block; b++) {
-        put_block(type, values + b * format.bytes, at % kStrip,
-                  run + strip_block(type, head_dim, at, c0 / format.block + b));
+    for (int64_t r = 0; r < n_rows; r++, at++, rows += apart) {
+        for (int64_t b = 0; b < n / format.block; b++) {
+            put_block(type, rows + b * format.bytes, at % kStrip,
+                      run + strip_block(type, head_dim, at, c0 / format.block + b));
+        }
     }
 }
 
@@ -150,6 +157,10 @@ void turn_block(const uint8_t* strip, const ValuePlace& to) {
     }
 }
 
+// What store_kv converts together.
+constexpr int64_t kStoredRows = 16, kStoredColumns = 64;
+constexpr int64_t kStored = kStoredColumns * int64_t(sizeof(float));  // bytes
+
 }  // namespace
 
 void store_kv(Context& context, const KvLayer& layer, const KvSlot* slots, int64_t n,
@@ -157,34 +168,44 @@ void store_kv(Context& context, const KvLayer& layer, const KvSlot* slots, int64
     const OpTimer timer(context.profile, "store_kv");
     const int64_t heads = layer.n_head_kv;
     const auto encode = info(layer.type).encode;
-    // Calls put(values, c, columns) for a row's values, from column c on, in pieces.
-    const auto in_pieces = [&](const float* from, int64_t width, const auto& put) {
-        constexpr int64_t kPiece = 256;  // columns
-        uint8_t encoded[kPiece * sizeof(float)];
-        for (int64_t c = 0; c < width; c += kPiece) {
-            const int64_t some = std::min(kPiece, width - c);
-            encode(from + c, encoded, some);
+    // Adjacent positions of a run of keys share cache lines, so they are put there together, head
+    // after head. Calls put(rows, c, columns) for the encoded values of so many rows of a head,
+    // from column c on, in pieces; rows are kStored bytes from each other.
+    const auto in_pieces = [&](const float* from, int64_t width, int64_t n_rows, const auto& put) {
+        uint8_t encoded[kStoredRows * kStored];
+        for (int64_t c = 0; c < width; c += kStoredColumns) {
+            const int64_t some = std::min(kStoredColumns, width - c);
+            for (int64_t r = 0; r < n_rows; r++) {
+                encode(from + r * heads * width + c, encoded + r * kStored, some);
+            }
             put(encoded, c, some);
         }
     };
     // At least 2,048 values of keys and of values per piece: converting them takes a few
-    // microseconds, which is worth waking a thread. Head after head, because adjacent positions of
-    // a run of keys share cache lines.
+    // microseconds, which is worth waking a thread.
     const int64_t grain = std::max<int64_t>(kKvPage, 2048 / layer.head_dim);
     context.threads.run(n * heads, grain, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; i++) {
+        for (int64_t i = begin, rows = 1; i < end; i += rows) {
             const int64_t head = i / n, t = i % n, number = t * heads + head, at = slots[t].at;
+            const int64_t most = std::min({kStoredRows, n - t, end - i});
+            for (rows = 1; rows < most; rows++) {
+                const KvSlot& next = slots[t + rows];
+                if (next.page != slots[t].page || next.at != at + rows) break;
+            }
             const int64_t page = slots[t].page * layer.page_stride;
-            in_pieces(k + number * layer.head_dim, layer.head_dim,
+            in_pieces(k + number * layer.head_dim, layer.head_dim, rows,
                       [&](const uint8_t* values, int64_t c, int64_t some) {
-                          put_key(layer.type, layer.head_dim, values, c, some, at,
-                                  layer.k + page + head * layer.key_run());
+                          put_keys(layer.type, layer.head_dim, values, kStored, rows, c, some, at,
+                                   layer.k + page + head * layer.key_run());
                       });
             if (!layer.v) continue;
-            in_pieces(v + number * layer.v_head_dim, layer.v_head_dim,
+            uint8_t* const run = layer.v + page + head * layer.value_run();
+            in_pieces(v + number * layer.v_head_dim, layer.v_head_dim, rows,
                       [&](const uint8_t* values, int64_t c, int64_t some) {
-                          put_value(layer.type, layer.v_head_dim, values, c, some, at,
-                                    layer.v + page + head * layer.value_run());
+                          for (int64_t r = 0; r < rows; r++) {
+                              put_value(layer.type, layer.v_head_dim, values + r * kStored, c, some,
+                                        at + r, run);
+                          }
                       });
         }
     });
@@ -198,7 +219,7 @@ void keys_to_rows(DType type, int64_t head_dim, const uint8_t* run, int64_t n, u
 
 void rows_to_keys(DType type, int64_t head_dim, const uint8_t* rows, int64_t n, uint8_t* run) {
     for (int64_t i = 0; i < n; i++) {
-        put_key(type, head_dim, rows + i * info(type).size(head_dim), 0, head_dim, i, run);
+        put_keys(type, head_dim, rows + i * info(type).size(head_dim), 0, 1, 0, head_dim, i, run);
     }
 }
 
