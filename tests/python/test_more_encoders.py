@@ -283,6 +283,31 @@ def test_vectors(made: dict[str, Any], name: str) -> None:
     assert notes == []
 
 
+@pytest.mark.parametrize("of_gguf", [False, True])
+def test_adapters_of_peft(made: dict[str, Any], tmp_path: Path, of_gguf: bool) -> None:
+    path, weights, _ = made["jina-code"]
+    rng = np.random.default_rng(8)
+    changed_by: dict[str, np.ndarray] = {}
+    merged = dict(weights)
+    for module in ("encoder.layer.1.attention.self.query", "encoder.layer.0.mlp.up_gated_layer"):
+        rows, columns = weights[f"{module}.weight"].shape
+        a, b = (rng.standard_normal(n).astype(np.float32) for n in ((3, columns), (rows, 3)))
+        changed_by[f"base_model.model.{module}.lora_A.weight"] = a
+        changed_by[f"base_model.model.{module}.lora_B.weight"] = b
+        merged[f"{module}.weight"] = weights[f"{module}.weight"] + 0.5 * (b @ a)
+    folder = tmp_path / "peft"
+    folder.mkdir()
+    checkpoints.save_safetensors(folder / "adapter_model.safetensors", changed_by, "F32")
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 3, "lora_alpha": 1.5}))
+    base = path if of_gguf else path.parent / "jina-code"
+    adapter = convert(folder, base=base, log=lambda _: None)
+    how: dict[str, Any] = {"embedding": True, "n_ctx": 512, "verbose": False}
+    with Llama(str(path), lora_path=str(adapter), **how) as llm:
+        found = np.array(llm.embed(TEXTS))
+        ids = [llm.tokenize(text.encode()) for text in TEXTS]
+    assert off(found, np.array([jina(merged, of).mean(0) for of in ids])) < 2e-6
+
+
 def test_each_step_counts(made: dict[str, Any]) -> None:
     """The reference moves by far more than the limit when something is left out."""
     ids = [2, 5, 9, 30, 7, 3]

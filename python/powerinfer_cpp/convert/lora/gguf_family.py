@@ -104,16 +104,28 @@ _TENSORS = {
 }
 # What makes a family that is not a class of one architecture.
 _MADE_BY = {
+    "bert": "bert",
+    "gemma-embedding": "gemma3_text",
+    "gemma3": "gemma3_text",
     "granitehybrid": "granitemoehybrid",
+    "jina-bert-v2": "bert",
+    "jina-bert-v3": "xlm-roberta",
     "nemotron_h": "nemotron_h",
     "nemotron_h_moe": "nemotron_h",
+    "nomic-bert": "nomic_bert",
+}
+# What config.json says of these, whose model_type stands for several.
+_SAYS = {
+    "gemma-embedding": {"use_bidirectional_attention": True},
+    "jina-bert-v2": {"position_embedding_type": "alibi", "feed_forward_type": "geglu"},
+    "jina-bert-v3": {"position_embedding_type": "rotary"},
 }
 # Whose model_type stands for several, so that config.json must name the code.
 _CODE = {"bailingmoe2": ["BailingMoeV2ForCausalLM"]}
 # Their files have factors of config.json in the weights, and no key for them.
 _SCALED = ("falcon-h1",)
 # Their keys leave out sizes that config.json has: of heads by kind of layer, groups, experts.
-_SAY_LESS = ("bailingmoe3", "cohere2moe", "kimi-linear", "mimo2", "step35")
+_SAY_LESS = ("bailingmoe3", "cohere2moe", "kimi-linear", "mimo2", "nomic-bert-moe", "step35")
 # What an architecture with experts is called, where dense models share it.
 _MIXTURES = {"llama": "mixtral", "granite_swa": "granitemoe_swa"}
 
@@ -192,6 +204,7 @@ def _values(gguf: Gguf, architecture: str) -> dict[str, Any]:
         found["ple_layer_ids"] = [i + 1 for i in gguf.value("qwen4exp.ple.layers") or []]
     own = {"gemma4": _of_gemma4, "laguna": _of_laguna}.get(architecture)
     found["architectures"] = _CODE.get(architecture)
+    found |= _SAYS.get(architecture, {})
     return found | (own(gguf, shapes) if own else {})
 
 
