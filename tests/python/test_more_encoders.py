@@ -171,12 +171,13 @@ def slopes(heads: int) -> list[float]:
     return slopes(below) + slopes(2 * below)[0::2][: heads - below]
 
 
-def jina(w: Weights, ids: list[int]) -> np.ndarray:
+def jina(w: Weights, ids: list[int], types: list[int] | int = 0) -> np.ndarray:
     eps, heads, n = JINA["layer_norm_eps"], JINA["num_attention_heads"], len(ids)
     steps = abs(np.arange(n)[None] - np.arange(n)[:, None])
     bias = -np.array(slopes(heads))[:, None, None] * steps
     x = w["embeddings.word_embeddings.weight"][ids].astype(np.float64)
-    x = normed(w, "embeddings.LayerNorm", x + w["embeddings.token_type_embeddings.weight"][0], eps)
+    x = x + w["embeddings.token_type_embeddings.weight"][types]
+    x = normed(w, "embeddings.LayerNorm", x, eps)
     for i in range(LAYERS):
         layer = f"encoder.layer.{i}"
         own = f"{layer}.attention.self"
@@ -281,6 +282,42 @@ def test_vectors(made: dict[str, Any], name: str) -> None:
     assert np.array_equal(together, alone)
     assert np.array_equal(together, vectors(path, 2)[0])
     assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "dense", "score"),
+    [
+        ("jina", "JinaBert", "pooler.dense", "classifier"),
+        ("jina-3", "XLMRoberta", "classifier.dense", "classifier.out_proj"),
+    ],
+)
+def test_scores(tmp_path: Path, name: str, kind: str, dense: str, score: str) -> None:
+    """Of the first row, by a matrix with tanh and another one."""
+    cfg, shapes, reference = KINDS[name]
+    kinds = {"architectures": [f"{kind}ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    shapes = {n: of for n, of in shapes.items() if "pooler" not in n}
+    head = linear(dense, WIDTH, WIDTH) | linear(score, 1, WIDTH)
+    folder, weights = written(tmp_path / name, {**cfg, **kinds}, shapes | head)
+    path = convert(folder, outtype="f32", log=lambda _: None)
+    documents = ["the river", "", "frogs and bears " * 20]
+    with Llama(str(path), embedding=True, n_ctx=512, verbose=False) as llm:
+        raw = llm.rank("small bear", documents, raw_scores=True)
+        usual = llm.rank("small bear", documents)
+        best = llm.rank("small bear", documents, top_n=1)
+        for wrong in (0, -1):
+            with pytest.raises(ValueError, match="top_n must be at least 1"):
+                llm.rank("small bear", documents, top_n=wrong)
+        query = llm.tokenize(b"small bear")
+        ids = [query + llm.tokenize(document.encode())[1:] for document in documents]
+    wanted = []
+    for of in ids:
+        types = [0] * len(query) + [1] * (len(of) - len(query))
+        rows = reference(weights, of, types) if name == "jina" else reference(weights, of)
+        wanted.append(product(weights, score, np.tanh(product(weights, dense, rows[0])))[0])
+    assert off(np.array(raw), np.array(wanted)) < 2e-6
+    assert off(np.array(usual), 1 / (1 + np.exp(-np.array(wanted)))) < 2e-6
+    top = int(np.argmax(usual))
+    assert best == [s if i == top else -math.inf for i, s in enumerate(usual)]
 
 
 @pytest.mark.parametrize("of_gguf", [False, True])

@@ -57,6 +57,7 @@ class NomicBert(Encoder):
     }
     forms: tuple[Form, ...] = (Form("encoder.layers.", _NOMIC, "emb_ln"), _FIVE)
     default_types = 2
+    rank_head: tuple[str, str] | None = ("pooler.dense", "classifier")
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -98,6 +99,7 @@ class NomicBert(Encoder):
 class NomicBertMoe(NomicBert):
     """One layer of each period has experts, the others a block without gates."""
 
+    rank_head = None
     architecture = "nomic-bert-moe"
     forms = (Form("encoder.layers.", _NOMIC_PLAIN, "emb_ln"),)
 
@@ -157,6 +159,7 @@ class Gte(Encoder):
     forms = (Form("encoder.layer.", _GTE), _FIVE)
     biased = frozenset((*_ATTENTION, "ffn_down"))
     default_types = 1
+    rank_head = ("pooler.dense", "classifier")
 
     def __init__(self, config: Config):
         super().__init__(config)
