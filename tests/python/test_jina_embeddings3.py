@@ -115,6 +115,10 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 
 def vector(w: Weights, ids: list[int], types: list[int]) -> np.ndarray:
+    return rows(w, ids, types).mean(0)
+
+
+def rows(w: Weights, ids: list[int], types: list[int]) -> np.ndarray:
     c = CONFIG
 
     def norm(name: str, x: np.ndarray) -> np.ndarray:
@@ -139,7 +143,7 @@ def vector(w: Weights, ids: list[int], types: list[int]) -> np.ndarray:
         x = norm(f"{layer}.norm1", x + linear(f"{layer}.mixer.out_proj", y))
         y = linear(f"{layer}.mlp.fc2", gelu(linear(f"{layer}.mlp.fc1", x)))
         x = norm(f"{layer}.norm2", x + y)
-    return x.mean(0)
+    return x
 
 
 def checkpoint(folder: Path, config: dict[str, Any], weights: Weights) -> Path:
@@ -266,6 +270,27 @@ def test_without_adapters_in_the_checkpoint(path: Path, weights: Weights, tmp_pa
     made = converted(checkpoint(tmp_path / "m", CONFIG, plain))
     assert raw(made) == raw(path)
     assert sorted(tmp_path.glob("*.gguf")) == [made]
+
+
+def test_scores(tmp_path: Path, weights: Weights) -> None:
+    """Of a ranker: of the first row, by a matrix with tanh and another one."""
+    plain = {n: w.astype(np.float32) for n, w in of_task(weights, {}).items() if "pooler" not in n}
+    rng, width = np.random.default_rng(6), CONFIG["hidden_size"]
+    for name, n in (("dense", width), ("out_proj", 1)):
+        plain[f"classifier.{name}.weight"] = rng.standard_normal((n, width)).astype(np.float32)
+        plain[f"classifier.{name}.bias"] = rng.standard_normal(n).astype(np.float32)
+    kind = {"architectures": ["XLMRobertaForSequenceClassification"], "id2label": {"0": "A"}}
+    checkpoints.save(tmp_path / "ranker", {**CONFIG, **kind}, plain)
+    documents = ["the cat", "", "a dog and a bear " * 9]
+    with opened(converted(tmp_path / "ranker")) as llm:
+        found = llm.rank("the dog", documents, raw_scores=True)
+        query = llm.tokenize(b"the dog")
+        pairs = [(query, llm.tokenize(document.encode())[1:]) for document in documents]
+    for score, (before, behind) in zip(found, pairs, strict=True):
+        x = rows(plain, before + behind, [0] * len(before) + [1] * len(behind))[0]
+        x = np.tanh(plain["classifier.dense.weight"] @ x + plain["classifier.dense.bias"])
+        want = plain["classifier.out_proj.weight"] @ x + plain["classifier.out_proj.bias"]
+        assert score == pytest.approx(want[0], rel=LIMIT)
 
 
 FACTOR = "roberta.encoder.layers.1.mlp.fc1.parametrizations.weight.0.lora_"

@@ -284,20 +284,13 @@ def test_vectors(made: dict[str, Any], name: str) -> None:
     assert notes == []
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "dense", "score"),
-    [
-        ("jina", "JinaBert", "pooler.dense", "classifier"),
-        ("jina-3", "XLMRoberta", "classifier.dense", "classifier.out_proj"),
-    ],
-)
-def test_scores(tmp_path: Path, name: str, kind: str, dense: str, score: str) -> None:
+def test_scores(tmp_path: Path) -> None:
     """Of the first row, by a matrix with tanh and another one."""
-    cfg, shapes, reference = KINDS[name]
-    kinds = {"architectures": [f"{kind}ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
-    shapes = {n: of for n, of in shapes.items() if "pooler" not in n}
+    dense, score = "pooler.dense", "classifier"
+    kinds = {"architectures": ["JinaBertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    shapes = {n: of for n, of in jina_shapes(False).items() if "pooler" not in n}
     head = linear(dense, WIDTH, WIDTH) | linear(score, 1, WIDTH)
-    folder, weights = written(tmp_path / name, {**cfg, **kinds}, shapes | head)
+    folder, weights = written(tmp_path / "jina", {**JINA, **kinds}, shapes | head)
     path = convert(folder, outtype="f32", log=lambda _: None)
     documents = ["the river", "", "frogs and bears " * 20]
     with Llama(str(path), embedding=True, n_ctx=512, verbose=False) as llm:
@@ -312,7 +305,7 @@ def test_scores(tmp_path: Path, name: str, kind: str, dense: str, score: str) ->
     wanted = []
     for of in ids:
         types = [0] * len(query) + [1] * (len(of) - len(query))
-        rows = reference(weights, of, types) if name == "jina" else reference(weights, of)
+        rows = jina(weights, of, types)
         wanted.append(product(weights, score, np.tanh(product(weights, dense, rows[0])))[0])
     assert off(np.array(raw), np.array(wanted)) < 2e-6
     assert off(np.array(usual), 1 / (1 + np.exp(-np.array(wanted)))) < 2e-6

@@ -48,6 +48,7 @@ class Encoder(Family):
 
     def __init__(self, config: Config):
         super().__init__(config)
+        self.layers = self.forms[0].layers
         self.n_types = config.integer("type_vocab_size", default=self.default_types, least=0)
         self.ranks = self.read_ranks()
         kept = {name.partition(".")[0] for name in self.rank_head or () if self.ranks}
@@ -111,12 +112,13 @@ class Encoder(Family):
             yield from self.ranker(weights, *self.rank_head)
 
     def form(self, weights: Weights) -> Form:
-        """That of a checkpoint."""
+        """That of a checkpoint, or of an adapter: which most of its names are of."""
 
-        def fits(form: Form) -> bool:
-            return f"{form.layers}0.{form.parts['ffn_down']}.weight" in weights
+        def fit(form: Form) -> int:
+            names = [f"{form.layers}{{}}.{name}.weight" for name in form.parts.values()]
+            return sum(name.format(i) in weights for name in names for i in range(self.n_layer))
 
-        return next(filter(fits, self.forms), self.forms[0])
+        return max(self.forms, key=fit)
 
     def parts_of(self, form: Form, layer: int) -> dict[str, str]:
         """The checkpoint's names of what a layer has."""

@@ -10,6 +10,7 @@ from ...weight import Weight
 from ..family import Family
 from .bert import Roberta
 from .encoder import Encoder, Form
+from .rotating import FIVE
 
 _PARTS = {
     "attn_qkv": "mixer.Wqkv",
@@ -19,6 +20,8 @@ _PARTS = {
     "ffn_down": "mlp.fc2",
     "layer_output_norm": "norm2",
 }
+_FIVE_PARTS = FIVE.parts | {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+del _FIVE_PARTS["ffn_gate"]
 _PARAMETRIZED = re.compile(
     r"(?P<module>.+)\.parametrizations\.weight\.(original|0\.lora_(?P<side>[AB]))"
 )
@@ -27,9 +30,10 @@ _TASK = re.compile(r"\w[\w.-]*")  # names a file
 
 class Jina3(Encoder):
     architecture = "jina-bert-v3"
-    forms = (Form("encoder.layers.", _PARTS, "emb_ln"),)
-    biased = frozenset(_PARTS)
+    forms = (Form("encoder.layers.", _PARTS, "emb_ln"), Form(FIVE.layers, _FIVE_PARTS))
+    biased = frozenset((*_PARTS, *_FIVE_PARTS))
     default_types = 1
+    rank_head = ("classifier.dense", "classifier.out_proj")
 
     def __init__(self, config: Config):
         super().__init__(config)

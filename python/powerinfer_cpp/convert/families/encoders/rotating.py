@@ -29,7 +29,7 @@ _GTE = {
     "layer_output_norm": "mlp_ln",
 }
 # As transformers 5 names what it reads of either.
-_FIVE = Form(
+FIVE = Form(
     "layers.",
     {
         "attn_q": "self_attn.q_proj",
@@ -55,7 +55,7 @@ class NomicBert(Encoder):
         "n_head": ("n_head", "num_attention_heads"),
         "n_ctx": ("max_trained_positions", "n_positions", "max_position_embeddings"),
     }
-    forms: tuple[Form, ...] = (Form("encoder.layers.", _NOMIC, "emb_ln"), _FIVE)
+    forms: tuple[Form, ...] = (Form("encoder.layers.", _NOMIC, "emb_ln"), FIVE)
     default_types = 2
     rank_head: tuple[str, str] | None = ("pooler.dense", "classifier")
 
@@ -156,7 +156,7 @@ def nomic_bert(config: Config) -> Family:
 
 class Gte(Encoder):
     architecture = "gte"
-    forms = (Form("encoder.layer.", _GTE), _FIVE)
+    forms = (Form("encoder.layer.", _GTE), FIVE)
     biased = frozenset((*_ATTENTION, "ffn_down"))
     default_types = 1
     rank_head = ("pooler.dense", "classifier")
