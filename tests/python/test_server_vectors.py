@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -422,6 +423,29 @@ def test_a_client_goes(running: serving.InThread, monkeypatch: pytest.MonkeyPatc
     assert n < 25  # of 50
     assert len(vectors(running.post("v1/embeddings", {"input": ["a"]}))) == 1
     assert len(calls) == n + 1
+
+
+def test_nobody_else_waits_for_a_call(bert: Converted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even who wants the next one, whose server goes on meanwhile."""
+    with serving.in_thread(bert.path) as running:
+        began = threading.Event()
+        opened = running.model.vectors.open()
+        computed = opened.computed
+
+        def slow(*of: Any) -> Any:
+            began.set()
+            time.sleep(2)
+            return computed(*of)
+
+        monkeypatch.setattr(opened, "computed", slow)
+        with running.ask("v1/embeddings", {"input": "a"}):
+            assert began.wait(serving.SECONDS)
+            with running.ask("v1/embeddings", {"input": "b"}):
+                shares = running.server._preparing._embedding
+                wait_for(lambda: shares.n_waiting)
+                begin = time.monotonic()
+                assert running.get("health").status_code == 200
+                assert time.monotonic() - begin < 1.5 and shares.n_waiting
 
 
 def test_clients_take_turns(bert: Converted, monkeypatch: pytest.MonkeyPatch) -> None:

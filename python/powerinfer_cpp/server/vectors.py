@@ -87,6 +87,8 @@ class Vectors:
     def open(self) -> TextVectors:
         """The session, which the first call opens: its threads have the priority of the thread that
         calls this. Raises what `Runtime.open_vectors` raises."""
+        if self._opened is not None:  # the event loop never waits for a call that runs
+            return self._opened
         with self._lock:
             if self._opened is None:
                 opened = self._runtime.open_vectors()
