@@ -73,7 +73,7 @@ class Embedder:
         self.width = self.session.pooled_width or model.n_embd  # of a vector, or scores of a pair
         self._most = 1 if pooling == NONE or model.has_states else _TEXTS
         last_rows = pooling in (LAST, RANK) and not model.is_encoder
-        self._shares = last_rows and not model.has_states
+        self._shares = last_rows and self._most > 1
 
     def close(self) -> None:
         """Frees the session."""
@@ -159,11 +159,12 @@ class Embedder:
         """Texts of calls of the engine, by number, long ones first. lengths: tokens of each. most:
         tokens of a call of several texts, asked before each; None: as many as it may have. shared:
         leading ids that are computed."""
-        n_batch, n_texts, takes = self.session.n_batch, self._most, lengths
+        # One sequence has what texts share, which is not known of all that are computed together.
+        n_batch, n_texts, takes = self.session.n_batch, self._most - self._shares, lengths
         if shared:  # the rest of a text is in pages of its own, the first one of which is a copy
             own = shared // _PAGE * _PAGE
             takes = [-(-(length - own) // _PAGE) * _PAGE for length in lengths]
-            n_batch, n_texts = min(n_batch, self.session.free_positions()), n_texts - 1
+            n_batch = min(n_batch, self.session.free_positions())
         order = deque(sorted(range(len(lengths)), key=lambda i: -lengths[i]))
         while order:
             wanted = most()
