@@ -500,14 +500,26 @@ def test_a_model_that_closes(bert: Converted) -> None:
 
 
 def test_a_server_that_ends(bert: Converted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for further calls is told so."""
+    """Whose call runs, and who waits for one, is told so at once."""
     with serving.in_thread(bert.path) as running:
-        calls = slowly(running, monkeypatch)
-        with running.ask("v1/embeddings", {"input": ["the bear " * 20] * 800}) as client:
-            wait_for(lambda: len(calls) > 2)
-            running.server.end()
-            assert client.recv(12) == b"HTTP/1.1 503"
-        assert len(calls) < 25
+        opened, computed, began = running.model.vectors.open(), [], threading.Event()
+
+        def slow(ids: Any, _types: Any) -> Any:
+            began.set()
+            time.sleep(3)
+            computed.append(len(ids))
+            return np.zeros((len(ids), WIDTH), np.float32)
+
+        monkeypatch.setattr(opened, "computed", slow)
+        with running.ask("v1/embeddings", {"input": "a"}) as first:
+            assert began.wait(serving.SECONDS)
+            with running.ask("v1/embeddings", {"input": "b"}) as second:
+                wait_for(lambda: running.server._preparing._embedding.n_waiting)
+                running.uvicorn.servers[0].get_loop().call_soon_threadsafe(running.server.end)
+                for client in (first, second):
+                    assert client.recv(12) == b"HTTP/1.1 503"
+                assert not computed
+    assert computed == [1]  # the one that ran, before the model was closed
 
 
 def test_several_models(bert: Converted, model_path: Path, alone: Llama, tmp_path: Path) -> None:

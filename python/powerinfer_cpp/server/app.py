@@ -72,9 +72,14 @@ class Server:
         self._states = StateRoutes(self.models, settings, self._preparing)
         recorded = Recorded(settings.max_recorded)
         self._texts = TextRoutes(self.models, settings, self.queues, self._preparing, recorded)
-        vectors = VectorRoutes(self.models, settings, self._preparing, recorded)
+        self._vectors = VectorRoutes(self.models, settings, self._preparing, recorded)
         described = Route("/openapi.json", "This description.", self._describe)
-        self.routes = [*self._texts.table(), *vectors.table(), *self._states.table(), described]
+        self.routes = [
+            *self._texts.table(),
+            *self._vectors.table(),
+            *self._states.table(),
+            described,
+        ]
         self.page = page = Page(settings.page)
         self.app = Starlette(
             routes=[
@@ -98,6 +103,7 @@ class Server:
         self.models.closing = True
         for view in self._states.views.values():
             view.ended = True
+        self._vectors.end()
         n = self.queues.end(Refusal(503, "the server is ending"))
         if n:
             log.warning("the server ends: %d requests that are being answered are cut off", n)

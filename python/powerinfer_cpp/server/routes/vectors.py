@@ -1,5 +1,6 @@
 """Routes that make vectors of texts, and rank texts."""
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -30,6 +31,13 @@ class VectorRoutes:
     ):
         self._models, self._settings = models, settings
         self._preparing, self._recorded = preparing, recorded
+        self._running: set[asyncio.Future[Any]] = set()  # calls that run, or wait for their turn
+
+    def end(self) -> None:
+        """Ends the answers that are being computed, with an error that says so: once the models
+        are closing."""
+        for call in list(self._running):
+            call.cancel()
 
     def table(self) -> list[Route]:
         """The routes."""
@@ -64,9 +72,16 @@ class VectorRoutes:
         """What work gives. n_bytes: of the answer."""
 
         async def run(work: Callable[..., Made], *of: Any) -> Made:
-            if self._models.closing:
-                raise Refusal(503, "the server is ending")
-            return await self._preparing.embedded(call.sender, work, *of)
+            running = asyncio.ensure_future(self._preparing.embedded(call.sender, work, *of))
+            self._running.add(running)
+            try:
+                return await running
+            except asyncio.CancelledError:
+                if self._models.closing:
+                    raise Refusal(503, "the server is ending") from None
+                raise
+            finally:
+                self._running.discard(running)
 
         turns = Turns(run, lambda: bool(self._models.writing()))
         reserve = self._models.get(call.model).reserve
