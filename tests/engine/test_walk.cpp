@@ -95,6 +95,21 @@ void test_one_after_the_other() {
           "scale x");
 }
 
+// As in BERT, the stream has a norm behind each part; and as in Jina's model of code, what
+// attention gives has one together with the stream before that.
+void test_norms_of_the_stream() {
+    Layer layer;
+    layer.parts.push_back(part_with(Attention(), false));
+    layer.parts.push_back(ffn(64));
+    layer.parts.back().norm.reset();
+    for (LayerPart& part : layer.parts) part.stream_norm.emplace();
+    check(layer, "read, a = attention, x += a, norm x, read, a = ffn 64, x += a, norm x");
+    layer.parts[0].post_norm.emplace();
+    layer.parts[0].norms_sum = true;
+    check(layer,
+          "read, a = attention, a += x, norm a, x += a, norm x, read, a = ffn 64, x += a, norm x");
+}
+
 // Both are added to the stream, in their order; with a norm of their sum, that.
 void test_side_by_side() {
     Layer layer;
@@ -146,6 +161,7 @@ void test_mixtures() {
 
 int main() {
     test_one_after_the_other();
+    test_norms_of_the_stream();
     test_side_by_side();
     test_mixtures();
     return check::summary("test_walk");
