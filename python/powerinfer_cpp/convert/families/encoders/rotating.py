@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from ...config import Config
+from ...config import Config, section_number
+from ...rope import Rope
 from ...tensors import Output, Weights, from_weight, stacked, transposed
 from ...writer import Entry, uint32
 from ..family import Family
@@ -174,4 +175,18 @@ class Gte(Encoder):
         # Of how it is computed.
         config.known("logn_attention_clip1", "pack_qkv", "unpad_inputs")
         config.known("use_memory_efficient_attention")
-        self.rope = self.read_rope(160000.0 if config.model_type() == "gte" else 10000.0)
+        theta = 160000.0 if config.model_type() == "gte" else 10000.0
+        self.rope = self.read_ntk(theta) or self.read_rope(theta)
+
+    def read_ntk(self, default_theta: float) -> Rope | None:
+        """The rotation whose base is multiplied by a factor, and whose frequencies are divided by
+        the same power of it (https://kexue.fm/archives/9706): that is a linear scaling. None: it is
+        another one."""
+        values = self.config.values.get("rope_scaling")
+        if not isinstance(values, dict) or values.get("type") != "ntk":
+            return None
+        if values.get("mixed_b") is not None:
+            raise self.refuse("gte with rope_scaling of several bases (mixed_b)")
+        factor = section_number(f"{self.config.path}: rope_scaling", values, "factor")
+        theta = self.config.number("rope_theta", default=default_theta)
+        return Rope(factor * theta, self.head_dim, "linear", factor ** (2 / self.head_dim))
