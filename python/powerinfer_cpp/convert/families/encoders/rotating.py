@@ -1,6 +1,7 @@
 """Relatives of BERT with RoPE and gates: Nomic's models and Alibaba's GTE ("new")."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...config import Config, section_number
 from ...rope import Rope
@@ -73,9 +74,8 @@ class NomicBert(Encoder):
                 raise self.refuse(f"nomic_bert with {name}")
         if config.number("rotary_emb_fraction", default=1.0) != 1:
             raise self.refuse("nomic_bert with partial rotation (rotary_emb_fraction)")
-        for name in ("rotary_scaling_factor", "rotary_emb_scale_base"):
-            if config.values.get(name):
-                raise self.refuse(f"nomic_bert with {name}")
+        if config.values.get("rotary_emb_scale_base"):
+            raise self.refuse("nomic_bert with rotary_emb_scale_base")
         biased = [("qkv_proj_bias", _ATTENTION), ("mlp_fc1_bias", ("ffn_up", "ffn_gate"))]
         biased.append(("mlp_fc2_bias", ("ffn_down",)))
         self.biased = frozenset(
@@ -86,6 +86,10 @@ class NomicBert(Encoder):
         config.known("pad_vocab_size_multiple", "add_pooling_layer")
         theta = config.number("rotary_emb_base", default=10000.0 if published else 1000.0)
         self.rope = self.read_rope(theta)
+        if config.number("rotary_scaling_factor", default=1.0) > 1:
+            # Of texts that are longer than those in training the base grows with the length.
+            factor = config.number("rotary_scaling_factor")
+            self.rope = replace(self.rope, kind="dynamic", factor=factor)
 
     def read_n_ff(self) -> int:
         return self.config.integer("n_inner", "intermediate_size")
