@@ -51,7 +51,6 @@ MOE: dict[str, Any] = {
     "vocab_size": len(VOCAB),
 }
 
-TASKS = ("search.query", "separation")
 JINA_3: dict[str, Any] = {
     "model_type": "xlm-roberta",
     "architectures": ["XLMRobertaModel"],
@@ -66,8 +65,6 @@ JINA_3: dict[str, Any] = {
     "vocab_size": len(VOCAB),
     "pad_token_id": 1,
     **{"position_embedding_type": "rotary", "rotary_emb_base": 20000.0},
-    **{"lora_adaptations": list(TASKS), "lora_rank": 3, "lora_alpha": 2},
-    "task_instructions": {TASKS[0]: "a query ", TASKS[1]: ""},
 }
 
 
@@ -126,47 +123,23 @@ def moe_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def jina_3_shapes() -> dict[str, tuple[int, ...]]:
-    """Every matrix with a factor for each task."""
-    found: dict[str, tuple[int, ...]] = {}
-    n, rank = len(TASKS), JINA_3["lora_rank"]
-
-    def changed_by_tasks(name: str, rows: int, columns: int, table: bool = False) -> None:
-        sides = ((rows, rank), (rank, columns)) if table else ((rank, columns), (rows, rank))
-        of = f"roberta.{name}.parametrizations.weight"
-        found[f"{of}.original"] = (rows, columns)
-        found.update({f"{of}.0.lora_{x}": (n, *side) for x, side in zip("AB", sides, strict=True)})
-
-    changed_by_tasks("embeddings.word_embeddings", len(VOCAB), WIDTH, True)
-    changed_by_tasks("embeddings.token_type_embeddings", 1, WIDTH, True)
-    found |= norm("roberta.emb_ln")
+    """Without adapters, which test_jina_embeddings3.py has."""
+    found = {
+        "roberta.embeddings.word_embeddings.weight": (len(VOCAB), WIDTH),
+        "roberta.embeddings.token_type_embeddings.weight": (1, WIDTH),
+        **norm("roberta.emb_ln"),
+    }
     for i in range(LAYERS):
-        layer = f"encoder.layers.{i}"
+        layer = f"roberta.encoder.layers.{i}"
         for name, rows, columns in (
             ("mixer.Wqkv", 3 * WIDTH, WIDTH),
             ("mixer.out_proj", WIDTH, WIDTH),
             ("mlp.fc1", N_FF, WIDTH),
             ("mlp.fc2", WIDTH, N_FF),
         ):
-            changed_by_tasks(f"{layer}.{name}", rows, columns)
-            found[f"roberta.{layer}.{name}.bias"] = (rows,)
-        found |= norm(f"roberta.{layer}.norm1") | norm(f"roberta.{layer}.norm2")
+            found |= linear(f"{layer}.{name}", rows, columns)
+        found |= norm(f"{layer}.norm1") | norm(f"{layer}.norm2")
     return found | linear("roberta.pooler.dense", WIDTH, WIDTH)
-
-
-def for_task(weights: Weights, task: int | None) -> Weights:
-    """The weights of a task, or without one, by the names that they have without adapters."""
-    scale, found = JINA_3["lora_alpha"] / JINA_3["lora_rank"], {}
-    for name, w in weights.items():
-        name = name.removeprefix("roberta.")
-        if not name.endswith(".original"):
-            found[name] = w
-            continue
-        of = f"roberta.{name.removesuffix('.original')}.0.lora_"
-        if task is not None:
-            a, b = (weights[of + x][task].astype(np.float64) for x in "AB")
-            w = w + scale * (a @ b if "embeddings" in name else b @ a)
-        found[name.replace(".parametrizations.weight.original", ".weight")] = w
-    return {name: w for name, w in found.items() if "lora_" not in name}
 
 
 def written(
@@ -304,9 +277,10 @@ def moe(w: Weights, ids: list[int]) -> np.ndarray:
     return rotating(MOE, w, ids, "attn", MOE["n_head"], MOE["layer_norm_epsilon"])
 
 
-def jina_3(w: Weights, ids: list[int], task: int | None = None) -> np.ndarray:
+def jina_3(w: Weights, ids: list[int]) -> np.ndarray:
     heads, eps = JINA_3["num_attention_heads"], JINA_3["layer_norm_eps"]
-    return rotating(JINA_3, for_task(w, task), ids, "mixer", heads, eps)
+    named = {name.removeprefix("roberta."): value for name, value in w.items()}
+    return rotating(JINA_3, named, ids, "mixer", heads, eps)
 
 
 KINDS: dict[str, Any] = {

@@ -102,31 +102,6 @@ def test_adapters_of_a_quantised_model(made: Path) -> None:
     assert errors[1] < max(1.5 * errors[0], 0.02), errors
 
 
-def test_an_adapter_of_the_embedding(made: Path, tmp_path: Path) -> None:
-    """Its rows are looked up as those of the table are; a tied head does not change."""
-    tokens = np.load(LORA / "logits.npz")["tokens"]
-    table = gguf_files.values(made / "dense.gguf")["token_embd.weight"]
-    rng = np.random.default_rng(4)
-    a, b = (rng.standard_normal((n, 4)).astype(np.float32) for n in table.shape)
-    rows = table + 2 * (a @ b.T)
-
-    def merged(name: str, data: np.ndarray) -> np.ndarray:
-        return rows if name == "token_embd.weight" else data
-
-    has_head = "output.weight" in gguf_files.values(made / "dense.gguf")
-    head = {} if has_head else {"output.weight": table}
-    whole = gguf_files.changed(made / "dense.gguf", tmp_path / "whole.gguf", None, merged, head)
-    with Llama(whole, **OPTIONS) as llm:
-        wanted = computed(llm, tokens).astype(np.float64)
-    names = {f"token_embd.weight.lora_{x}": v for x, v in (("a", a), ("b", b))}
-    adapter = written(tmp_path / "a.gguf", names, 8.0)
-    for form in ("dense", "neurons"):
-        with Llama(made / f"{form}.gguf", lora_path=str(adapter), **OPTIONS) as llm:
-            got = computed(llm, tokens)
-            assert np.array_equal(computed(llm, tokens, 1), got)
-        assert relative_error(got, wanted) < ROUNDING
-
-
 def test_a_scale_of_0_is_no_adapter(made: Path) -> None:
     tokens = np.load(LORA / "logits.npz")["tokens"]
     with Llama(made / "neurons.gguf", **OPTIONS) as llm:

@@ -9,24 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import checkpoints
-import gguf
 import numpy as np
 import pytest
 import tiny
 from gguf_files import changed, values
 from more_encoders import (
     JINA,
-    JINA_3,
     KINDS,
     LAYERS,
     MOE,
-    TASKS,
     TEXTS,
     WIDTH,
     Weights,
     jina,
-    jina_3,
-    jina_3_shapes,
     jina_shapes,
     linear,
     moe,
@@ -74,43 +69,6 @@ def test_vectors(made: dict[str, Any], name: str) -> None:
     assert np.array_equal(together, alone)
     assert np.array_equal(together, vectors(path, 2)[0])
     assert [note for note in notes if "the adapter of a task" not in note] == []
-
-
-@pytest.mark.parametrize("task", range(len(TASKS)))
-def test_tasks(made: dict[str, Any], task: int) -> None:
-    """Their adapters change the tables, too."""
-    path, weights, notes = made["jina-3"]
-    adapter = path.with_name(f"lora-{TASKS[task]}-{path.name}")
-    assert any(str(adapter) in note for note in notes)
-    how: dict[str, Any] = {"embedding": True, "n_ctx": 512, "verbose": False}
-    with Llama(str(path), lora_path=str(adapter), **how) as llm:
-        found = np.array(llm.embed(TEXTS))
-        ids = [llm.tokenize(text.encode()) for text in TEXTS]
-        assert np.array_equal(found, [llm.embed(text) for text in TEXTS])
-        assert dict(llm.prompts) == {TASKS[0]: "a query "}
-    assert off(found, np.array([jina_3(weights, of, task).mean(0) for of in ids])) < 2e-6
-    without = {n: 0 * w if "type" in n and "lora_A" in n else w for n, w in weights.items()}
-    assert off(found, np.array([jina_3(without, of, task).mean(0) for of in ids])) > 1e-3
-    keys = gguf.GGUFReader(adapter).fields
-    assert keys["adapter.lora.task_name"].contents() == TASKS[task]
-    assert ("adapter.lora.prompt_prefix" in keys) == (task == 0)
-
-
-def test_tasks_by_halves(tmp_path: Path) -> None:
-    shapes = jina_3_shapes()
-    of = "roberta.encoder.layers.1.mlp.fc1.parametrizations.weight.0.lora_"
-    for i, (change, message) in enumerate(
-        (
-            ({f"{of}A": None}, "half of the adapter of roberta.encoder.layers.1.mlp.fc1"),
-            ({f"{of}A": (3, 3, WIDTH)}, "no matrix for each of 2 tasks"),
-            ({f"{of}A": (2, 4, WIDTH)}, "does not fit"),
-        )
-    ):
-        wrong = {n: s for n, s in {**shapes, **change}.items() if s is not None}
-        folder, _ = written(tmp_path / str(i), JINA_3, wrong)
-        with pytest.raises(ModelFormatError, match=message):
-            convert(folder, outtype="f32", log=lambda _: None)
-        assert not list(tmp_path.glob("*.gguf"))
 
 
 @pytest.mark.parametrize(
