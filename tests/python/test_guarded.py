@@ -18,7 +18,8 @@ PLAIN = """
     pi_model_activation pi_model_n_vocab pi_model_n_ctx pi_model_n_embd pi_model_n_layer
     pi_model_n_ff pi_model_n_expert pi_model_layer_n_ff pi_model_layer_n_expert pi_model_layer_width
     pi_model_n_params pi_model_n_bytes pi_model_has_predictors pi_model_has_states
-    pi_model_has_windows pi_model_guesses
+    pi_model_has_windows pi_model_guesses pi_model_is_encoder pi_model_ranks
+    pi_session_pooled_width
     pi_model_gguf
     pi_token_bos pi_token_eos pi_token_nl pi_token_add_bos pi_token_add_eos pi_token_ends
     pi_gguf_version pi_gguf_is_pwri pi_gguf_n_files pi_gguf_file pi_gguf_n_values pi_gguf_n_tensors

@@ -65,7 +65,7 @@ def test_keywords(path: Path) -> None:
         ({"seed": 1.5}, "seed must be a whole number, not 1.5"),
         ({"sparse": "predictor"}, "no predictors"),
         ({"sparse": "maybe"}, "sparse must be one of auto, off, exact, predictor"),
-        ({"pooling_type": 4}, "pooling_type"),
+        ({"pooling_type": 5}, "pooling_type"),
         ({"chat_format": "klingon"}, "chat_format 'klingon' is unknown; known are llama-2"),
         ({"record": "fired"}, "record"),
         ({"reset_gpu_index": True, "disable_gpu_index": True}, "gpu_index exclude each other"),

@@ -242,7 +242,7 @@ def test_what_a_gguf_cannot_tell(tmp_path: Path) -> None:
     vocab, merges = extracted(checkpoints.tokenizer())
     n = len(vocab)
     for tokenizer, words in (
-        (changed(type="WordPiece"), r"need their tokenizer\.model"),
+        (changed(type="WordLevel"), r"need their tokenizer\.model"),
         (changed(byte_fallback=False), r"need their tokenizer\.model"),
         (changed(dropout=0.1), "a BPE model with dropout"),
         (changed(vocab={**vocab, "qz": n}), "its merges do not form the token 'qz'"),

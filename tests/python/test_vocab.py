@@ -285,7 +285,7 @@ def broken(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"type": "WordPiece"}, "not a byte-level BPE"),
+        ({"type": "WordLevel"}, "not a byte-level BPE"),
         ({"vocab": {}}, "no vocabulary"),
         ({"vocab": {"a": 0, "b": 0}}, "have the same id"),
         ({"vocab": {"a": -1}}, "not a token's id"),
