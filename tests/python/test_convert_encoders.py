@@ -21,7 +21,6 @@ DENSE = "torch.nn.modules"
 # Family, what its config.json says otherwise, and what the error names.
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
-    ("bert", {"position_embedding_type": "alibi"}, "position_embedding_type"),  # Jina's
     ("bert", {"is_decoder": True}, "is_decoder"),
     ("bert", {"hidden_act": "quick_gelu"}, "quick_gelu"),
     ("roberta", {"pad_token_id": 0}, "pad_token_id"),
@@ -48,8 +47,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bert-rank", {"sentence_transformers": {"activation_fn": "x.Tanh"}}, "activation x.Tanh"),
     ("distilbert", {"architectures": ["DistilBertForSequenceClassification"], **SCORE}, "ranks"),
     ("mpnet", {"architectures": ["MPNetForSequenceClassification"], **SCORE}, "ranks"),
-    ("nomic", {"architectures": ["NomicBertForSequenceClassification"], **SCORE}, "ranks"),
-    ("gte", {"architectures": ["NewForSequenceClassification"], **SCORE}, "ranks"),
     ("eurobert", {"architectures": ["EuroBertForSequenceClassification"], **SCORE}, "ranks"),
 ]
 
