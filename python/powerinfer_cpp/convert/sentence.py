@@ -125,10 +125,7 @@ def read_sentence(folder: Path, allow_unknown: bool = False) -> Sentence:
         if len(modes) == 1 and modes[0] in _KINDS:
             found.kind = _KINDS[modes[0]]
         elif modes:
-            found.notes.append(
-                f"{path}: pooling by {' and '.join(modes)} is not supported: the GGUF names no "
-                "pooling"
-            )
+            refuse(f"{path}: pooling by {' and '.join(modes)} makes other vectors")
         if values.get("include_prompt") is False:
             refuse(f"{path}: include_prompt false leaves the prompt out of the pooling")
     _settings(folder, found)
