@@ -26,7 +26,7 @@ from .dense.stablelm import StableLm
 from .dense.starcoder2 import StarCoder2
 from .encoders.bert import DistilBert, MPNet, Roberta, bert
 from .encoders.both_sides import EmbeddingGemma2, EuroBert, LlamaEmbed, gemma3
-from .encoders.jina3 import xlm_roberta
+from .encoders.jina3 import Jina3, xlm_roberta
 from .encoders.modern_bert import ModernBert
 from .encoders.rotating import Gte, nomic_bert
 from .family import Family
@@ -152,6 +152,7 @@ FAMILIES: dict[str, Callable[[Config], Family]] = {
     "distilbert": DistilBert,
     "roberta": Roberta,
     "camembert": Roberta,
+    "jina_embeddings_v3": Jina3,
     "xlm-roberta": xlm_roberta,
     "mpnet": MPNet,
     "nomic_bert": nomic_bert,

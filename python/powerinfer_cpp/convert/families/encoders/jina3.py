@@ -37,11 +37,13 @@ class Jina3(Encoder):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        self.norm_eps = config.number("layer_norm_eps", default=1e-12)
+        self.norm_eps = config.number("layer_norm_eps", default=1e-5)
         self.activation = config.activation("hidden_act", "gelu")
         self.n_ctx -= Roberta.skipped  # what XLM-RoBERTa's positions begin with
         config.known("position_embedding_type")
-        self.rope = self.read_rope(config.number("rotary_emb_base", default=10000.0))
+        # Published files, and those that transformers 5 writes.
+        theta = 20000.0 if config.model_type() == "jina_embeddings_v3" else 10000.0
+        self.rope = self.read_rope(config.number("rotary_emb_base", default=theta))
         self.tasks = self.read_tasks(config.values.get("lora_adaptations") or [])
         self.adapter_alpha = config.number("lora_alpha", default=1.0)
         self.rank = config.integer("lora_rank", default=4)
