@@ -125,6 +125,8 @@ def test_tei(running: serving.InThread, alone: Llama) -> None:
         if raw:
             shown = [{**each, "text": DOCUMENTS[each["index"]]} for each in shown]
         assert found.json() == shown
+        fewer = running.post("rerank", {**body, **fields, "top_n": 2})  # LiteLLM sends it here, too
+        assert fewer.json() == shown[:2]
     for fields, status in (
         ({"texts": []}, 422),
         ({"texts": ["a"], "truncation_direction": "left"}, 422),

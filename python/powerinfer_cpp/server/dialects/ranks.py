@@ -165,7 +165,7 @@ async def ranked(
     texts = texts_of(body)
 
     def written() -> bytes:
-        order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+        order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: body.top_n]
         if body.texts is not None:
             shown = bool(body.return_text)
             return encode(
@@ -177,7 +177,7 @@ async def ranked(
         results = [
             {"index": i, "relevance_score": scores[i]}
             | ({"document": {"text": texts[i]}} if body.return_documents else {})
-            for i in order[: body.top_n]
+            for i in order
         ]
         units = {"search_units": -(-len(scores) // SEARCH)}
         return encode(
