@@ -237,12 +237,12 @@ GGML_BOTH inline float erf_f32(float x) {
                            0x1.5440bp-8f, -0x1.a594bcp-11f, 0x1.4d534cp-14f);
     // For |x| >= 7/8: 1 - e^-g(|x|), which is 1 beyond 4. g is expanded about a point just below
     // 7/8, where the rounding of its value matters most; at this point a float matches that value
-    // to 5e-10.
+    // to 5e-10. It is below 16, where both exponentials have the same bits.
     float size = ::fabsf(x);
     size = choose(size > 4, 4.0f, size);
     const float g = polynomial(size - 0x1.b84p-1f, 0x1.7f08cep+0f, 0x1.33de8ep+1f, 0x1.a61890p-1f,
                                0x1.8565b6p-5f, -0x1.7497f0p-7f, 0x1.0eac4ap-9f, -0x1.aa1366p-13f);
-    const float outer = ::copysignf(1 - exp_f32(-g), x);
+    const float outer = ::copysignf(1 - exp_of_negative(-g), x);
     return choose(size < 0.875f, middle, outer);
 }
 
