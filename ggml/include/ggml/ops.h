@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 
 #include "ggml/carver.h"
 #include "ggml/context.h"
@@ -92,6 +93,8 @@ class SharedInput {
 // keeps the compiler from removing the reads.
 uint64_t read_memory(Context& context, const uint8_t* data, int64_t n);
 
+enum class Activation : uint8_t { relu, drelu, relu2, silu, gelu, gelu_tanh, swiglu_oai, xielu };
+
 // y[t][n] = scale * sum_k w[n][k] x[t][k] + bias[n], for several weights with the same input in one
 // call.
 // Weights: F32, F16, BF16 and (of adapters) Q8_0 as rows; every block format as strips, which need
@@ -102,12 +105,13 @@ struct Product {
     const float* bias = nullptr;  // [w.rows] or null
 };
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products);
-// The same for n products, each with an input of its own.
+// The same for n products, each with an input of its own, and with act(y) for y where there is one.
 struct OwnProduct {
     const Matrix* w;
     Input x;
     float* y;           // [x.rows, w->rows]
     const float* bias;  // [w->rows] or null
+    std::optional<Activation> act = {};
 };
 void matmul_each(Context& context, const OwnProduct* products, int64_t n);
 
@@ -156,7 +160,6 @@ void add_scaled(Context& context, float* x, float scale, const float* y, int64_t
 // The activation of the gate, and with drelu (arXiv 2406.05955) also of up. relu2 is relu(x)^2.
 // gelu_tanh approximates gelu, see math.h. swiglu_oai is that of gpt-oss, which also clamps up and
 // adds 1. xielu has parameters, and operators of its own.
-enum class Activation : uint8_t { relu, drelu, relu2, silu, gelu, gelu_tanh, swiglu_oai, xielu };
 // gate = act(gate) * up (drelu: relu(gate) * relu(up); swiglu_oai: times oai_up(up)), n floats.
 void gated_activation(Context& context, Activation act, float* gate, const float* up, int64_t n);
 

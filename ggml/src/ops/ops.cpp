@@ -74,6 +74,9 @@ void run_pieces(Context& context, int64_t strips, int64_t grain, const F& comput
 // Tokens whose activations stay in a core's cache while it walks over a piece of the rows. Weights
 // are unpacked once for all of them.
 constexpr int64_t kTokens = 256;
+// Results after which what follows a product is done: as many stay in the L2 cache. They are those
+// of kManyStrips strips or a multiple, which the kernels read in one go.
+constexpr int64_t kResults = 1 << 15, kManyStrips = 16;
 
 int64_t strips_of(const Matrix& w) {
     return (w.rows + kStrip - 1) / kStrip;
@@ -86,9 +89,15 @@ struct Rows {
     int64_t ldy;
 };
 
+// What follows a product, in place.
+struct After {
+    const float* bias = nullptr;
+    std::optional<Activation> act = {};
+};
+
 // Computes strips [first, first + n) of one weight (eight rows each, fewer at the end).
-void some_strips(const cpu::Kernels& kernels, const Matrix& w, const float* bias, int64_t first,
-                 int64_t n, const Input& x, const Rows& of) {
+void few_strips(const cpu::Kernels& kernels, const Matrix& w, const After& after, int64_t first,
+                int64_t n, const Input& x, const Rows& of) {
     const int64_t row = first * kStrip, ldy = of.ldy;
     const int64_t rows = std::min(n * kStrip, w.rows - row), whole = rows / kStrip;
     const uint8_t* data = w.data + row * w.row_bytes();
@@ -113,15 +122,30 @@ void some_strips(const cpu::Kernels& kernels, const Matrix& w, const float* bias
             }
         }
     }
-    if (w.scale) {
-        for (int64_t t = 0; t < of.n; t++) {
-            float* const y = of.y + t * ldy + row;
+    if (!w.scale && !after.bias && !after.act) return;
+    for (int64_t t = 0; t < of.n; t++) {
+        float* const y = of.y + t * ldy + row;
+        if (w.scale) {
             for (int64_t i = 0; i < rows; i++) y[i] *= *w.scale;
         }
+        if (after.bias) kernels.add_scaled[kF32](y, 1, after.bias + row, rows);
+        if (after.act) kernels.activate[kF32](*after.act, 0, y, rows);
     }
-    if (bias) {
-        for (int64_t t = 0; t < of.n; t++) {
-            kernels.add_scaled[kF32](of.y + t * ldy + row, 1, bias + row, rows);
+}
+
+// The same. Where something follows the product of many tokens, it is done while the results are in
+// the L2 cache.
+void some_strips(const cpu::Kernels& kernels, const Matrix& w, const After& after, int64_t first,
+                 int64_t n, const Input& x, const Rows& of) {
+    const bool apart = of.n > 1 && (w.scale || after.bias || after.act);
+    if (!apart) return few_strips(kernels, w, after, first, n, x, of);
+    for (int64_t t = 0; t < of.n; t += kTokens) {
+        const int64_t nt = std::min(kTokens, of.n - t);
+        const Rows some{of.first + t, nt, of.y + t * of.ldy, of.ldy};
+        const int64_t strips =
+            std::max<int64_t>(1, kResults / (nt * kStrip * kManyStrips)) * kManyStrips;
+        for (int64_t i = 0; i < n; i += strips) {
+            few_strips(kernels, w, after, first + i, std::min(strips, n - i), x, some);
         }
     }
 }
@@ -134,7 +158,7 @@ void require_fresh(const Input& x) {
 struct Factors {
     const Matrix& w;
     const Input& x;
-    const float* bias;
+    After after;
     Rows rows;
 };
 
@@ -161,7 +185,7 @@ void multiply_all(Context& context, int64_t n, const F& of) {
             const int64_t strips = strips_of(f.w);
             const int64_t from = std::max(begin, first), to = std::min(end, first + strips);
             if (from < to) {
-                some_strips(context.kernels, f.w, f.bias, from - first, to - from, f.x, f.rows);
+                some_strips(context.kernels, f.w, f.after, from - first, to - from, f.x, f.rows);
             }
             first += strips;
         }
@@ -173,14 +197,14 @@ void multiply_all(Context& context, int64_t n, const F& of) {
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products) {
     multiply_all(context, int64_t(products.size()), [&](int64_t i) {
         const Product& p = products.begin()[i];
-        return Factors{p.w, x, p.bias, {0, x.rows, p.y, p.w.rows}};
+        return Factors{p.w, x, {p.bias}, {0, x.rows, p.y, p.w.rows}};
     });
 }
 
 void matmul_each(Context& context, const OwnProduct* products, int64_t n) {
     multiply_all(context, n, [&](int64_t i) {
         const OwnProduct& p = products[i];
-        return Factors{*p.w, p.x, p.bias, {0, p.x.rows, p.y, p.w->rows}};
+        return Factors{*p.w, p.x, {p.bias, p.act}, {0, p.x.rows, p.y, p.w->rows}};
     });
 }
 
@@ -195,7 +219,7 @@ void matmul_heads(Context& context, const Input& x, const Matrix* w, int64_t n_h
         for (int64_t h = begin / strips; h * strips < end; h++) {
             const int64_t from = std::max<int64_t>(begin - h * strips, 0);
             const int64_t to = std::min(end - h * strips, strips);
-            some_strips(context.kernels, w[h], nullptr, from, to - from, x,
+            some_strips(context.kernels, w[h], {}, from, to - from, x,
                         {h * rows, rows, y.x + h * y.head, y.row});
         }
     });

@@ -24,6 +24,12 @@ void for_blocks(const std::vector<FfnBlock>& blocks, const F& use) {
     }
 }
 
+// Are the values of a block activated as soon as they are computed? Not with what adapters add to
+// them.
+bool activates_products(const Pass& p, const FfnBlock& block) {
+    return !block.w.gate && !block.part.xielu && !p.adapters.in_layers();
+}
+
 // Adds the products with gate and up, and with the weight of what the block gives, to the list.
 // Without gates the products with up are where those with gate would be.
 void list_products(const Pass& p, const FfnBlock& block, const Values& values,
@@ -33,7 +39,9 @@ void list_products(const Pass& p, const FfnBlock& block, const Values& values,
     float* const gate = b.gate + values.first;
     float* const up = block.w.gate ? b.up + values.first : gate;
     if (block.w.gate) *list++ = {&block.w.gate, block.x, gate, w.gate_bias};
-    *list++ = {&block.w.up, block.x, up, w.up_bias};
+    *list = {&block.w.up, block.x, up, w.up_bias};
+    if (activates_products(p, block)) list->act = block.part.activation;
+    list++;
     if (block.part.share) *list++ = {&block.part.share, block.x, b.share, nullptr};
 }
 
@@ -66,7 +74,7 @@ void activate(const Pass& p, const std::vector<FfnBlock>& blocks) {
                                      n);
         } else if (block.part.xielu) {
             ggml::xielu(p.context, *block.part.xielu, b.gate + first, n);
-        } else {
+        } else if (!activates_products(p, block)) {
             ggml::activation(p.context, act, b.gate + first, n);
         }
         first += n;
