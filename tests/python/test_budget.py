@@ -305,7 +305,10 @@ def test_a_llama_takes_its_plan(plain: Path) -> None:
             llm.load_state(state)
         llm("the quick brown fox", max_tokens=8)
         assert reserved(llm._model) == total
-    with Llama(plain, n_ctx=64, n_batch=16, embedding=True, **exactly) as llm:
+    fields = {"n_ctx": 64, "n_batch": 16, "embedding": True}
+    with Llama(plain, verbose=False, **fields) as llm:
+        total = llm.plan()["total"]  # with room for several texts at once
+    with Llama(plain, **fields, verbose=False, ram_budget=total / 2**30) as llm:
         llm.embed("the quick")
         with pytest.raises(OutOfMemoryError, match="MiB"):  # a second session
             llm("the quick brown fox", max_tokens=8)

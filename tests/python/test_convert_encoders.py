@@ -29,7 +29,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("nomic", {"use_rms_norm": True}, "use_rms_norm"),
     ("nomic", {"rotary_emb_interleaved": True}, "rotary_emb_interleaved"),
     ("nomic", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction"),
-    ("nomic", {"rotary_scaling_factor": 2.0}, "rotary_scaling_factor"),
     ("nomic", {"activation_function": "gelu"}, "activation_function"),
     ("nomic", {"num_experts": 4}, "experts"),
     ("gte", {"logn_attention_scale": True}, "logn_attention_scale"),
