@@ -108,7 +108,7 @@ def of_torch(folder: str, threads: int) -> dict[str, Callable]:
 def llama_server(given: str, threads: int, port: int) -> Iterator[dict[str, Callable]]:
     program, _, model = given.partition(":")
     command = [program, "-m", model, "--embedding", "-t", threads, "-tb", threads, "--port", port]
-    command += ["-c", 16384, "-b", 2048, "-ub", 2048, "-np", 32, "--no-webui"]
+    command += ["-c", 16384, "-b", 2048, "-ub", 2048, "-np", 32]
     address = f"http://127.0.0.1:{port}"
     with subprocess.Popen(
         list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -1,6 +1,7 @@
 // Kernels of attention (ggml/attention.h) against their generic twins.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "ggml/attention.h"
@@ -8,7 +9,8 @@
 
 namespace {
 
-// Queries by the keys of a page, of any number of columns.
+// Queries by the first n keys of a page, of any number of columns. Each score has the bits that it
+// has among all keys, and alone.
 void test_scores(scores_fn fn, scores_fn generic, DType type) {
     for (int64_t dim : {1, 6, 40, 64, 250}) {
         for (int64_t nt : {1, 2, 3, 4, 5, 7, 8, 13, 64}) {
@@ -16,15 +18,24 @@ void test_scores(scores_fn fn, scores_fn generic, DType type) {
             const auto q = random_floats(nt * dim);
             const int64_t ldy = kKvPage + 3;
             std::vector<float> y(size_t(nt * ldy), 1), expected(y);
-            fn(keys.data(), keys.data(), dim, q.data(), nt, y.data(), ldy);
-            generic(keys.data(), keys.data(), dim, q.data(), nt, expected.data(), ldy);
+            fn(keys.data(), keys.data(), dim, kKvPage, q.data(), nt, y.data(), ldy);
+            generic(keys.data(), keys.data(), dim, kKvPage, q.data(), nt, expected.data(), ldy);
             CHECK(distance(y, expected) < kRounding);
             CHECK(same_alone(
                 [&](int64_t t, int64_t n, float* out) {
                     std::fill_n(out, ldy, 1.0f);
-                    fn(keys.data(), keys.data(), dim, q.data() + t * dim, n, out, ldy);
+                    fn(keys.data(), keys.data(), dim, kKvPage, q.data() + t * dim, n, out, ldy);
                 },
                 y, nt, ldy));
+            for (int64_t n : {1, 16, 17, 27, 32, 33, 48, 49, 63}) {
+                std::vector<float> few(size_t(nt * ldy), 1);
+                fn(keys.data(), keys.data(), dim, n, q.data(), nt, few.data(), ldy);
+                for (int64_t t = 0; t < nt; t++) {
+                    CHECK(std::equal(few.begin() + t * ldy, few.begin() + t * ldy + n,
+                                     y.begin() + t * ldy));
+                    CHECK(few[size_t(t * ldy + kKvPage)] == 1);
+                }
+            }
         }
     }
 }

@@ -36,9 +36,9 @@ using accumulate_fn = void (*)(const uint8_t* w, const uint8_t* next, int64_t ro
                                int64_t nt, float* y, int64_t ldy);
 
 // y[t * ldy + p] = q[t] . key p over head_dim columns, in ascending order, for nt queries
-// [head_dim] and the kKvPage keys of a run of floats [head_dim][kKvPage]. Prefetches the run at
-// `next`.
-using scores_fn = void (*)(const uint8_t* keys, const uint8_t* next, int64_t head_dim,
+// [head_dim] and the first n keys of a run of floats [head_dim][kKvPage]. May write all kKvPage
+// scores. Prefetches the run at `next`.
+using scores_fn = void (*)(const uint8_t* keys, const uint8_t* next, int64_t head_dim, int64_t n,
                            const float* q, int64_t nt, float* y, int64_t ldy);
 // y[t * ldy + c] += sum_p a[t * lda + p] * value p, for positions [from, to) of a run of values in
 // blocks (value_blocks.h), nt queries and head_dim columns. Weights are not negative; NaN counts as

@@ -60,6 +60,8 @@ void merge(const cpu::Kernels& kernels, const AttentionSums& to, int64_t i,
 
 struct Range {
     int64_t begin, end;
+
+    bool operator==(const Range& o) const { return begin == o.begin && end == o.end; }
 };
 
 // One call of attention().
@@ -205,7 +207,8 @@ class Call {
             const uint8_t* next = last ? values(first) : keys(p + kKvPage);
             const Range some = seeing(tile, p, p + kKvPage);
             if (some.begin < some.end) {
-                scores(keys(p), next, some, mine, mine.scores + p - b0);
+                const int64_t n = std::min(end - p, kKvPage);
+                scores(keys(p), n, next, some, mine, mine.scores + p - b0);
             }
         }
         for (int64_t i = all.begin; i < all.end; i++) {
@@ -241,12 +244,16 @@ class Call {
                     mine.scores + queries.begin * kBlock + from - b0, kBlock,
                     queries.end - queries.begin, out.values + queries.begin * v_dim_, v_dim_);
             };
+            const auto seen = [&](int64_t i) {
+                const AttentionRow& row = row_of(tile, i);
+                return Range{std::max(row.first, p), std::min(row.end, p + kKvPage)};
+            };
             const auto partly = [&](int64_t i, int64_t n) {
                 while (i < n) {
-                    const AttentionRow& row = row_of(tile, i);
+                    const Range these = seen(i);
                     int64_t same = i + 1;
-                    while (same < n && &row_of(tile, same) == &row) same++;
-                    weigh({i, same}, std::max(row.first, p), std::min(row.end, p + kKvPage));
+                    while (same < n && seen(same) == these) same++;
+                    weigh({i, same}, these.begin, these.end);
                     i = same;
                 }
             };
@@ -261,8 +268,8 @@ class Call {
         return all;
     }
 
-    // y[i * kBlock + position]: products of queries with the keys of a page.
-    void scores(const uint8_t* keys, const uint8_t* next, Range queries,
+    // y[i * kBlock + position]: products of queries with the first keys of a page.
+    void scores(const uint8_t* keys, int64_t n_keys, const uint8_t* next, Range queries,
                 const AttentionScratch::Thread& mine, float* y) const {
         const int64_t i = queries.begin, n = queries.end - i;
         y += i * kBlock;
@@ -272,12 +279,13 @@ class Call {
             // Bit by bit, because a core has room for only a few outstanding cache lines.
             constexpr int64_t kPart = 4;  // strips
             const int64_t bytes = kPart * kStrip * layer_.key_bytes();
-            for (int64_t p = 0; p < kKvPage; p += kPart * kStrip, keys += bytes, next += bytes) {
+            for (int64_t p = 0; p < n_keys; p += kPart * kStrip, keys += bytes, next += bytes) {
                 for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(next + b, 0, 2);
                 kernels_.strip[int(layer_.type)](keys, kPart, q8, i, n, y + p, kBlock);
             }
         } else {
-            kernels_.scores[int(layer_.type)](keys, next, dim_, mine.q + i * dim_, n, y, kBlock);
+            kernels_.scores[int(layer_.type)](keys, next, dim_, n_keys, mine.q + i * dim_, n, y,
+                                              kBlock);
         }
     }
 

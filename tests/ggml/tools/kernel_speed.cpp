@@ -209,7 +209,7 @@ Subject of_accumulate(accumulate_fn fn, DType type) {
 }
 Subject of_scores(scores_fn fn, DType type) {
     return pages(type, false, [=](const uint8_t* run, const uint8_t* next, int64_t nt) {
-        fn(run, next, kHeadDim, tokens().x.data(), nt, tokens().y.data(), kKvPage);
+        fn(run, next, kHeadDim, kKvPage, tokens().x.data(), nt, tokens().y.data(), kKvPage);
     });
 }
 Subject of_weigh(weigh_fn fn, DType type) {

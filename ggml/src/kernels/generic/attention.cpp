@@ -10,14 +10,14 @@ namespace ggml::cpu::generic {
 namespace {
 
 template <DType type>
-void scores(const uint8_t* keys, const uint8_t*, int64_t head_dim, const float* q, int64_t nt,
-            float* y, int64_t ldy) {
-    for (int64_t t = 0; t < nt; t++) std::fill_n(y + t * ldy, kKvPage, 0.0f);
+void scores(const uint8_t* keys, const uint8_t*, int64_t head_dim, int64_t n, const float* q,
+            int64_t nt, float* y, int64_t ldy) {
+    for (int64_t t = 0; t < nt; t++) std::fill_n(y + t * ldy, n, 0.0f);
     for (int64_t c = 0; c < head_dim; c++) {
         float key[kKvPage];  // column c of each
         info(type).decode(keys + c * info(type).size(kKvPage), key, kKvPage);
         for (int64_t t = 0; t < nt; t++) {
-            for (int64_t p = 0; p < kKvPage; p++) y[t * ldy + p] += q[t * head_dim + c] * key[p];
+            for (int64_t p = 0; p < n; p++) y[t * ldy + p] += q[t * head_dim + c] * key[p];
         }
     }
 }

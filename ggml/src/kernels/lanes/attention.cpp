@@ -40,9 +40,9 @@ void tile(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const floa
 }
 
 template <typename W>
-void scores(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const float* q, int64_t nt,
-            float* y, int64_t ldy) {
-    for (int half = 0; half < 2; half++, y += kHalf) {
+void scores(const uint8_t* keys, const uint8_t* next, int64_t head_dim, int64_t n, const float* q,
+            int64_t nt, float* y, int64_t ldy) {
+    for (int half = 0; half * kHalf < n; half++, y += kHalf) {
         const auto tiles = [&](auto T, int64_t t) {
             const int64_t at = half * kHalf * W::size;
             tile<W, T>(keys + at, (t ? keys : next) + at, head_dim, q + t * head_dim, y + t * ldy,
