@@ -16,8 +16,9 @@ static float* last_logits(pi_session* s, int32_t seq, int32_t at_once, bool as_p
     int32_t rows = 0;
     for (int32_t i = 0; i < N; i += rows) {
         rows = i + at_once < N ? at_once : N - i;
-        pi_batch batch = {
-            sizeof batch, rows, tokens + i, seqs, NULL, as_prompt ? NULL : generated + i, NULL};
+        pi_batch batch = {sizeof batch, rows, tokens + i,
+                          seqs,         NULL, as_prompt ? NULL : generated + i,
+                          NULL,         NULL};
         OK(pi_eval_batch(s, &batch));
     }
     const float* logits = NULL;
@@ -58,7 +59,7 @@ static void test_rows(const pi_model* m) {
     OK(pi_sequence_copy(s, 0, 2, N - 5));
     CHECK(pi_sequence_length(s, 2) == N - 5 && match(s, 2, generated) == N - 5);
     const int32_t seqs[] = {2, 2, 2, 2, 2};
-    pi_batch rest = {sizeof rest, 5, tokens + N - 5, seqs, NULL, generated + N - 5, NULL};
+    pi_batch rest = {sizeof rest, 5, tokens + N - 5, seqs, NULL, generated + N - 5, NULL, NULL};
     OK(pi_eval_batch(s, &rest));
     const float* logits = UNTOUCHED;
     FAILS(PI_ERROR_ARGUMENT, pi_logits(s, 3, &logits)); /* only the last row was kept */

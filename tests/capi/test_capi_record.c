@@ -138,7 +138,7 @@ static void test_bits_of_rows(const pi_model* m) {
     pi_session* s = new_session(m, &params);
     bool generated[8];
     for (int i = 0; i < 8; i++) generated[i] = i >= 5;
-    const pi_batch batch = {sizeof(batch), 8, tokens, NULL, NULL, generated, NULL};
+    const pi_batch batch = {sizeof(batch), 8, tokens, NULL, NULL, generated, NULL, NULL};
     uint8_t* bits = malloc(size + 1);
     bits[0] = bits[size] = 77;
     FAILS(PI_ERROR_ARGUMENT, pi_fired_bits(s, 0, bits, size)); /* nothing computed yet */
