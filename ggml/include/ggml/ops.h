@@ -93,6 +93,9 @@ class SharedInput {
 // keeps the compiler from removing the reads.
 uint64_t read_memory(Context& context, const uint8_t* data, int64_t n);
 
+// The activation of the gate, and with drelu (arXiv 2406.05955) also of up. relu2 is relu(x)^2.
+// gelu_tanh approximates gelu, see math.h. swiglu_oai is that of gpt-oss, which also clamps up and
+// adds 1. xielu has parameters, and operators of its own.
 enum class Activation : uint8_t { relu, drelu, relu2, silu, gelu, gelu_tanh, swiglu_oai, xielu };
 
 // y[t][n] = scale * sum_k w[n][k] x[t][k] + bias[n], for several weights with the same input in one
@@ -157,9 +160,6 @@ void add(Context& context, float* x, const float* y, int64_t n);
 // x += scale * y, n floats.
 void add_scaled(Context& context, float* x, float scale, const float* y, int64_t n);
 
-// The activation of the gate, and with drelu (arXiv 2406.05955) also of up. relu2 is relu(x)^2.
-// gelu_tanh approximates gelu, see math.h. swiglu_oai is that of gpt-oss, which also clamps up and
-// adds 1. xielu has parameters, and operators of its own.
 // gate = act(gate) * up (drelu: relu(gate) * relu(up); swiglu_oai: times oai_up(up)), n floats.
 void gated_activation(Context& context, Activation act, float* gate, const float* up, int64_t n);
 

@@ -9,17 +9,15 @@ namespace powerinfer {
 
 namespace {
 
-// Pooling of pi_session_params: 1 to 3 are kinds of vectors, and 4 is the file's kind of scores.
-constexpr int32_t kRank = 4;
-
 const std::deque<TextStep>& steps_of(const Model& model, const pi_session_params& params) {
-    return params.pooling == kRank ? model.ranker : model.dense;
+    return params.pooling == PI_POOLING_RANK ? model.ranker : model.dense;
 }
 
 }  // namespace
 
 PooledTexts::PooledTexts(ggml::Carver& carver, const Model& model, const pi_session_params& params)
-    : kind_(params.pooling == kRank ? model.config.rank_pooling : Pooling(params.pooling)),
+    : kind_(params.pooling == PI_POOLING_RANK ? model.config.rank_pooling
+                                              : Pooling(params.pooling)),
       steps_(&steps_of(model, params)),
       n_embd_(model.config.n_embd),
       n_ubatch_(params.n_ubatch),

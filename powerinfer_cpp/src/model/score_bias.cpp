@@ -8,7 +8,7 @@ namespace powerinfer {
 
 namespace {
 
-// The farthest distance that has a bucket of its own group, and others beyond are in the last one.
+// From this distance on all are in the last bucket of their side.
 constexpr double kFarthest = 128;
 
 // The bucket of a position d steps behind a row, as T5 and MPNet divide them: half of those of a

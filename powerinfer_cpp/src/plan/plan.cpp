@@ -139,11 +139,11 @@ pi_session_params resolve_session_params(const Model& model, pi_session_params p
     p.n_logits = std::min(p.n_logits, p.n_batch);
     bound("sparse", p.sparse, PI_SPARSE_AUTO, PI_SPARSE_PREDICTOR);
     bound("record", p.record, PI_RECORD_OFF, PI_RECORD_SQUARES);
-    bound("pooling", p.pooling, 0, 4);
+    bound("pooling", p.pooling, PI_POOLING_NONE, PI_POOLING_RANK);
     if (p.pooling && !p.embedding) {
         throw Error(Code::argument, "pooling needs a session with embedding");
     }
-    if (p.pooling == 4 && model.ranker.empty()) {
+    if (p.pooling == PI_POOLING_RANK && model.ranker.empty()) {
         throw Error(Code::unsupported,
                     model.file.gguf.path() + ": the model does not rank texts (cls.output)");
     }

@@ -59,7 +59,7 @@ std::vector<uint32_t> cleaned(const WordPiece& how, std::string_view text) {
             points.push_back(kSpace);
         } else if (how.split_ideographs && point >= 0x3400 && in(kApart, point)) {
             points.insert(points.end(), {kSpace, point, kSpace});
-        } else if (point >= 0x80 || point < ' ' || point == 0x7F ? !in(kDropped, point) : true) {
+        } else if ((point >= ' ' && point < 0x7F) || !in(kDropped, point)) {
             points.push_back(point);
         }
     }

@@ -38,8 +38,7 @@ def compared(origin: str | Path, target: str | Path) -> str | None:
 def _gives_vectors(path: str | Path) -> bool:
     with Gguf(path) as gguf:
         of = gguf.value("general.architecture", "")
-        pooled = gguf.value(f"{of}.pooling_type", 0) != 0
-        return pooled or not gguf.value(f"{of}.attention.causal", True)
+        return gguf.gives_no_text or gguf.value(f"{of}.pooling_type", 0) != 0
 
 
 def _numbers(path: str | Path) -> np.ndarray:
