@@ -7,7 +7,7 @@ from typing import Any
 from ...core.model import Model
 from ...measure import embedded
 from ..common import count_text, size_text
-from .rows import deviation, now, op_rows, speed_text
+from .rows import op_rows, speed_text, times
 
 COLUMNS = ("model", "size", "params", "backend", "threads", "test", "ms/text", "texts/s", "t/s")
 WORDS = COLUMNS[:6]  # columns that are set to the left
@@ -25,21 +25,15 @@ def tests(args: argparse.Namespace) -> list[embedded.Test]:
 
 def measured(result: embedded.Result, model: Model, plan: dict[str, Any]) -> dict[str, Any]:
     """JSON keys of one test."""
-    test, ns, ts = result.test, result.samples_ns, result.samples_ts
+    test = result.test
     return {
         "n_prompt": test.n_prompt,
         "n_texts": test.n_texts,
         "n_tokens": sum(test.lengths),
         "mixed": test.mixed,
         "test": test.name,
-        "test_time": now(),
-        "avg_ns": round(statistics.mean(ns)),
-        "stddev_ns": round(deviation(ns)),
-        "avg_ts": statistics.mean(ts),
-        "stddev_ts": deviation(ts),
-        "ms_per_text": statistics.mean(ns) / 1e6 / test.n_texts,
-        "samples_ns": ns,
-        "samples_ts": ts,
+        "ms_per_text": statistics.mean(result.samples_ns) / 1e6 / test.n_texts,
+        **times(result.samples_ns, result.samples_ts),
     }
 
 

@@ -76,6 +76,19 @@ def now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def times(samples_ns: Sequence[int], samples_ts: Sequence[float]) -> dict[str, Any]:
+    """llama-bench's JSON keys for the time and the tokens per second of repetitions."""
+    return {
+        "test_time": now(),
+        "avg_ns": round(statistics.mean(samples_ns)),
+        "stddev_ns": round(deviation(samples_ns)),
+        "avg_ts": statistics.mean(samples_ts),
+        "stddev_ts": deviation(samples_ts),
+        "samples_ns": list(samples_ns),
+        "samples_ts": list(samples_ts),
+    }
+
+
 def percentiles(ns: Sequence[int]) -> dict[str, float]:
     """Of times in nanoseconds, in milliseconds."""
     p50, p95, p99 = np.percentile(ns, (50, 95, 99)) / 1e6

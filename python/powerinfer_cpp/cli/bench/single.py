@@ -1,13 +1,12 @@
 """Tests of one text: llama-bench's columns and JSON keys."""
 
 import argparse
-import statistics
 from typing import Any
 
 from ...core.model import Model
 from ...measure import bench
 from ..common import count_text, size_text
-from .rows import deviation, disk_cells, now, op_rows, percentiles, speed_text, work_keys
+from .rows import disk_cells, op_rows, percentiles, speed_text, times, work_keys
 
 COLUMNS = ("model", "size", "params", "backend", "threads", "test", "t/s", "GB/s", "neurons")
 WORDS = COLUMNS[:6]  # columns that are set to the left
@@ -23,18 +22,12 @@ def tests(args: argparse.Namespace) -> list[bench.Test]:
 
 def measured(result: bench.Result, model: Model, plan: dict[str, Any]) -> dict[str, Any]:
     """JSON keys of one test."""
-    speeds, test = result.samples_ts, result.test
+    test = result.test
     found = {
         "n_prompt": test.n_prompt,
         "n_gen": test.n_gen,
         "n_depth": test.n_depth,
-        "test_time": now(),
-        "avg_ns": round(statistics.mean(result.samples_ns)),
-        "stddev_ns": round(deviation(result.samples_ns)),
-        "avg_ts": statistics.mean(speeds),
-        "stddev_ts": deviation(speeds),
-        "samples_ns": result.samples_ns,
-        "samples_ts": speeds,
+        **times(result.samples_ns, result.samples_ts),
         "joules_per_token": result.joules_per_token,
         **work_keys(model, plan, result.work),
     }
