@@ -433,8 +433,9 @@ def test_long_texts_take_no_quadratic_time(large, pre):
         b"a " * 100_000,
         "\u0e01\u0e81".encode() * 30_000,
     ):
-        ids = large(pre).tokenize(string, add_bos=False)
-        assert large(pre).detokenize(ids) == string
+        back = large(pre).detokenize(large(pre).tokenize(string, add_bos=False))
+        same = back == (composed_bytes(string) if pre in NFC else string)
+        assert same  # pytest would take minutes to show where such long texts differ
 
 
 # ---- Published data ------------------------------------------------------------------------------
