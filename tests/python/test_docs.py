@@ -40,8 +40,9 @@ def code(document: Path) -> list[str]:
     return [*"\n".join(BLOCK.findall(text)).splitlines(), *CODE.findall(BLOCK.sub("", text))]
 
 
-def cells(document: str, column: str) -> list[str]:
-    """The cells of the columns with this heading, in all tables of a document."""
+def cells(document: str, column: str, beside: str = "") -> list[str]:
+    """The cells of the columns with this heading, in all tables of a document, or in those that
+    have the column `beside` too."""
     found: list[str] = []
     at = None
     for line in (ROOT / "docs" / document).read_text().splitlines():
@@ -50,7 +51,7 @@ def cells(document: str, column: str) -> list[str]:
             at = None
         elif at is not None:
             found += [row[at]] if not row[at].startswith("---") else []
-        elif column in row:
+        elif column in row and (not beside or beside in row):
             at = row.index(column)
     return found
 
