@@ -134,6 +134,22 @@ bool is_amd() {
 #endif
 }
 
+// From CPUID's list of caches: leaf 4, at AMD 0x8000001d.
+int64_t size_of_l1() {
+#ifdef GGML_X86
+    for (const unsigned leaf : {4u, 0x8000001du}) {
+        unsigned a, b, c, d;
+        for (unsigned i = 0; i < 8 && __get_cpuid_count(leaf, i, &a, &b, &c, &d) && (a & 31); i++) {
+            const bool has_data = (a & 31) != 2, is_first = (a >> 5 & 7) == 1;
+            if (!has_data || !is_first) continue;
+            const int64_t ways = (b >> 22) + 1, parts = (b >> 12 & 1023) + 1, line = (b & 4095) + 1;
+            return ways * parts * line * (int64_t(c) + 1);
+        }
+    }
+#endif
+    return 32 << 10;
+}
+
 struct Isa {
     const char* name;
     bool built;
@@ -188,6 +204,7 @@ Kernels build(int isa) {
 }  // namespace
 
 const bool fetches_ahead = !is_amd();
+const int64_t l1_bytes = size_of_l1();
 
 const Kernels* kernels_for(const char* isa) {
     static const auto* tables = [] {

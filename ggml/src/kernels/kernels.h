@@ -181,6 +181,8 @@ using sketch_fn = void (*)(const uint8_t* signs, int64_t n_rows, int64_t bytes,
 // prefetchers do better alone. 1B, decoding with 2 threads, tokens/s with and without: Zen 4, Q4_0
 // 56 and 69, Q8_0 33 and 37; Sapphire Rapids reads 28 and 21 GB/s.
 extern const bool fetches_ahead;
+// Bytes of a core's L1 data cache; 32 KB where the processor does not tell.
+extern const int64_t l1_bytes;
 
 constexpr int kTypes = 48;  // ids of weight types are smaller
 

@@ -72,11 +72,27 @@ template <typename W, int R, int T>
     }
 }
 
-// Up to kRows rows by T tokens, kColumns columns at a time. The tokens' values stay in the caches
-// next to the core while the kernel walks over the rows. Between column ranges, the sums of a tile
-// are kept in memory lane by lane. Zen 4, 10^9 products per second of a core, 128 tokens: 1024
-// columns 51 to 53, 2048 columns 53 to 56 (59 are possible).
-constexpr int64_t kRows = 32, kColumns = 2048;
+// The most rows of a block.
+constexpr int64_t kRows = 32;
+
+// How many rows a block has, and how many columns it walks over at a time. The tokens' values stay
+// in the caches next to the core while the kernel walks over the rows. Between column ranges, the
+// sums of a tile are kept in memory lane by lane. Zen 4, 10^9 products per second of a core, 128
+// tokens: 1024 columns 51 to 53, 2048 columns 53 to 56 (59 are possible).
+// Cores with more L1 cache than that have two multipliers of 512 bits, which the L2 cache cannot
+// feed with values of tokens and rows: the tokens' must stay in the L1 cache, and so must all of a
+// block of short rows. Zen 5, F32, 10^9 products per second of a core, 2048 and 1024 columns: rows
+// of 1536 90 and 106, of 4864 84 and 101, of 11008 68 and 74; 32 and 16 rows of 384 columns: 109
+// and 113. F16 needs half of that: rows of 1536 columns 124 with 1536 at a time, 119 with 1024.
+struct Shape {
+    int64_t rows, columns;
+};
+
+template <typename W>
+Shape shape_of(int64_t k) {
+    if (l1_bytes < 48 << 10) return {kRows, 2048};
+    return {k <= 384 ? kRows / 2 : kRows, W::size == 4 ? 1024 : 1536};
+}
 
 // What a block prefetches beside every four of its rows: n rows, `step` apart, of the four at `w`.
 struct Ahead {
@@ -89,12 +105,12 @@ constexpr int64_t kLine = 64 / W::size;  // values of a cache line
 
 template <typename W, int T>
 [[gnu::noinline]] void block(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k,
-                             const float* x, int64_t ldx, float* y, int64_t ldy,
+                             int64_t columns, const float* x, int64_t ldx, float* y, int64_t ldy,
                              const Ahead& ahead) {
     __m512 sums[kRows / 4][4][T];
     const int64_t apart = ahead.step * row_bytes;
-    for (int64_t k0 = 0; k0 < k; k0 += kColumns) {
-        const int64_t end = k - k0 < kColumns ? k : k0 + kColumns;
+    for (int64_t k0 = 0; k0 < k; k0 += columns) {
+        const int64_t end = k - k0 < columns ? k : k0 + columns;
         for (int64_t r = 0; r < n_rows; r += 4) {
             __m512 sum[4][T];
             for (int i = 0; i < 4; i++) {
@@ -130,10 +146,10 @@ template <typename W, int T>
     }
 }
 
-// Rows up to which there is room for the next kRows of them in the L2 cache.
+// Rows up to which there is room for the next block of them in the L2 cache.
 constexpr int64_t kShort = 8192;  // bytes
 
-// Up to kRows rows by all tokens. The processor's own prefetchers lose their way on four rows at
+// A block of rows by all tokens. The processor's own prefetchers lose their way on four rows at
 // once, above all on short ones. So the tiles of tokens share the prefetching of the rows behind
 // these. Nobody did so for the first rows of a call, nor for long ones: then the first tile
 // prefetches four rows while it computes those before. Zen 4, 10^9 products per second of a core,
@@ -141,7 +157,7 @@ constexpr int64_t kShort = 8192;  // bytes
 // L2 cache), 234 tokens 47 and 50; 4,864 columns and 4 tokens 11 and 17, 64 tokens 43 and 45.
 template <typename W>
 void blocks(const uint8_t* w, int64_t row_bytes, int64_t n_rows, bool first_rows, int64_t k,
-            const float* x, int64_t ldx, int64_t nt, float* y, int64_t ldy) {
+            int64_t columns, const float* x, int64_t ldx, int64_t nt, float* y, int64_t ldy) {
     const auto tiles = int((nt + kMost - 1) / kMost);
     const bool alone = tiles == 1, shares = !alone && row_bytes <= kShort;
     const int own = alone || !shares || first_rows;  // tiles that prefetch for themselves
@@ -154,7 +170,8 @@ void blocks(const uint8_t* w, int64_t row_bytes, int64_t n_rows, bool first_rows
         } else if (shares && i < step) {
             ahead = {w + (n_rows + i) * row_bytes, (3 - i) / step + 1, step};
         }
-        block<W, tokens>(w, row_bytes, n_rows, k, x + t * ldx, ldx, y + t * ldy, ldy, ahead);
+        block<W, tokens>(w, row_bytes, n_rows, k, columns, x + t * ldx, ldx, y + t * ldy, ldy,
+                         ahead);
         i++;
     });
 }
@@ -184,9 +201,11 @@ void matmul(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, cons
     for (; nt == 1 && r + 8 <= n_rows; r += 8) {
         tile<W, 8, 1>(w + r * row_bytes, row_bytes, k, x, ldx, y + r, ldy);
     }
+    const Shape shape = shape_of<W>(k);
     while (nt >= kFewest && r < in_fours) {
-        const int64_t n = in_fours - r < kRows ? in_fours - r : kRows;
-        blocks<W>(w + r * row_bytes, row_bytes, n, r == 0, k, x, ldx, nt, y + r, ldy);
+        const int64_t n = std::min(in_fours - r, shape.rows);
+        blocks<W>(w + r * row_bytes, row_bytes, n, r == 0, k, shape.columns, x, ldx, nt, y + r,
+                  ldy);
         r += n;
     }
     for (; r < in_fours; r += 4) {
