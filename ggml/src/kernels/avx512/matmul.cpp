@@ -3,8 +3,6 @@
 // not depend on the tile.
 #include <immintrin.h>
 
-#include <algorithm>
-
 #include "kernels/avx512/token_tiles.h"
 #include "kernels/avx512/values.h"
 #include "kernels/kernels.h"
@@ -203,7 +201,7 @@ void matmul(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, cons
     }
     const Shape shape = shape_of<W>(k);
     while (nt >= kFewest && r < in_fours) {
-        const int64_t n = std::min(in_fours - r, shape.rows);
+        const int64_t n = in_fours - r < shape.rows ? in_fours - r : shape.rows;
         blocks<W>(w + r * row_bytes, row_bytes, n, r == 0, k, shape.columns, x, ldx, nt, y + r,
                   ldy);
         r += n;
