@@ -75,13 +75,15 @@ constexpr int64_t kRows = 32;
 
 // How many rows a block has, and how many columns it walks over at a time. The tokens' values stay
 // in the caches next to the core while the kernel walks over the rows. Between column ranges, the
-// sums of a tile are kept in memory lane by lane. Zen 4, 10^9 products per second of a core, 128
-// tokens: 1024 columns 51 to 53, 2048 columns 53 to 56 (59 are possible).
-// Cores with more L1 cache than that have two multipliers of 512 bits, which the L2 cache cannot
-// feed with values of tokens and rows: the tokens' must stay in the L1 cache, and so must all of a
-// block of short rows. Zen 5, F32, 10^9 products per second of a core, 2048 and 1024 columns: rows
-// of 1536 90 and 106, of 4864 84 and 101, of 11008 68 and 74; 32 and 16 rows of 384 columns: 109
-// and 113. F16 needs half of that: rows of 1536 columns 124 with 1536 at a time, 119 with 1024.
+// sums of a tile are kept in memory lane by lane. Zen 4 (32 KB of L1 cache, half as many products
+// per cycle), 10^9 products per second of a core, 128 tokens: 1024 columns 51 to 53, 2048 columns
+// 53 to 56 (59 are possible).
+// Zen 5 (48 KB) multiplies faster than its L2 cache delivers both the tokens' values and F32 rows,
+// so the former have to stay in the L1 cache, and of short rows the whole block. The same unit,
+// F32, 2048 and 1024 columns: rows of 1536 91 and 106, of 4864 84 and 101, of 11008 68 and 74; 32
+// and 16 rows of 384 columns: 109 and 113. F16, rows of 1536 columns: 124 with 1536, 119 with 1024.
+// Ranges are even, and up to 1.2 times as many columns are one range: 1040 columns of F32 reach 101
+// in one range, 95 in ranges of 1024 and 16.
 struct Shape {
     int64_t rows, columns;
 };
@@ -89,7 +91,9 @@ struct Shape {
 template <typename W>
 Shape shape_of(int64_t k) {
     if (l1_bytes < 48 << 10) return {kRows, 2048};
-    return {k <= 384 ? kRows / 2 : kRows, W::size == 4 ? 1024 : 1536};
+    constexpr int64_t columns = W::size == 4 ? 1024 : 1536;
+    const int64_t ranges = k <= columns ? 1 : (k + columns * 4 / 5 - 1) / columns;
+    return {k <= 384 ? kRows / 2 : kRows, (k + ranges * 16 - 1) / (ranges * 16) * 16};
 }
 
 // What a block prefetches beside every four of its rows: n rows, `step` apart, of the four at `w`.
